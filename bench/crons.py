@@ -2,7 +2,7 @@
 
 Three real processes, settings as by default, a job each second with `catch_up="all"`. A tick is late from its instant
 to the first line of its body (of the attempt that was not cut short), by the clock of this machine, which is the
-database's too. Every tick is judged from its rows against an enumeration of its own, see `tests.processes.rings`.
+database's too. Every tick is judged from its rows against an enumeration of its own, see `tests.cluster.cron_history`.
 
 RAW, for claims, is one row put and committed each, as in `bench.kv`.
 """
@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.processes.belfry import belfry, freeze, kill
-from tests.processes.rings import by_tick, due, late_s
+from tests.cluster.cron_cluster import belfry, freeze, kill
+from tests.cluster.cron_history import by_tick, due, late_s
 
 from bench import kv
 from bench.measure import Row, compare
@@ -34,7 +34,7 @@ from coterie.testing import Server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.processes.belfry import Befall, Belfry
+    from tests.cluster.cron_cluster import Befall, Belfry
 
     from bench.measure import Work
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 import asyncpg
-from tests.finished import fill_postgres, fill_sqlite
+from tests.support.finished_messages import fill_postgres, fill_sqlite
 
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import MessageIds

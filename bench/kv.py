@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 import asyncpg
-from tests.postgres import Server
+from tests.support.postgres import Server
 
 from bench.measure import Row, Work, compare
 from coterie import Cluster

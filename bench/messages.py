@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import apsw
 import asyncpg
-from tests.postgres import Server
+from tests.support.postgres import Server
 
 from bench import durable_prototype, finished, peers
 from bench.measure import Row, compare, compare_alone

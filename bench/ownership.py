@@ -19,9 +19,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.processes.holder import now_ns
-from tests.processes.restarts import restarts, silent_address
-from tests.processes.stage import comes_back, holders
+from tests.cluster.restart_cluster import restarts, silent_address
+from tests.cluster.seat_cluster import comes_back, holders
+from tests.cluster.seat_program import now_ns
 
 from bench.measure import Row
 from coterie.testing import Server
@@ -29,8 +29,8 @@ from coterie.testing import Server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from tests.processes.restarts import Port
-    from tests.processes.stage import Stage
+    from tests.cluster.restart_cluster import Port
+    from tests.cluster.seat_cluster import Stage
 
     from coterie.testing import Process
 

@@ -1,8 +1,8 @@
 """How long nobody saves when a leader is killed, freezes, is cut off or restarted, and what one save costs.
 
 Three real processes, settings as by default, a leader that saves every 20 ms; a gap lasts from the last save of the
-old leader to the first one of the new. Every trial ends with the judgement of all saves, see `tests.processes.crew`:
-none that was acknowledged is lost, none of a former leader is accepted.
+old leader to the first one of the new. Every trial ends with the judgement of all saves, see
+`tests.cluster.leader_cluster`: none that was acknowledged is lost, none of a former leader is accepted.
 
 RAW is one UPDATE of one row under the fence, by a worker that takes its jobs from a queue as our writer does, on SQLite
 in a thread; it keeps no history.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 import asyncpg
-from tests.processes.crew import block, crew, cut, freeze, kill, restart, roll
+from tests.cluster.leader_cluster import block, crew, cut, freeze, kill, restart, roll
 
 from bench.measure import Row, compare_alone
 from bench.ownership import DURABLE, REST_S, limit
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from typing import Any
 
-    from tests.processes.crew import Befall
+    from tests.cluster.leader_cluster import Befall
 
     from bench.measure import Work
 

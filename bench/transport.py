@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tests.unit.transport.authority import Authority
+from tests.unit.transport.certificate_authority import Authority
 
 from bench import peers, prototypes
 from bench.measure import Row, Work, compare, compare_alone

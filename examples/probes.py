@@ -23,7 +23,7 @@ def program() -> Cluster:
 
     @cluster.singleton("importer", every="200ms", expected_interval="2s")
     async def importer(_: Leader[None]) -> None:
-        while hangs():  # noqa: ASYNC110 as if somebody never answered: the loop turns, and nothing is done
+        while hangs():
             await asyncio.sleep(0.05)
 
     return cluster

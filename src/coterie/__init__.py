@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.entity import Entity
     from coterie.entities.persisted.api import FailedAttempt, MessageInfo, Messages
-    from coterie.entities.persisted.transaction import Transaction
     from coterie.entities.rpc import rpc
     from coterie.errors import (
         AlreadyResolved,
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from coterie.singletons.api import SavedState, SingletonInfo, Singletons
     from coterie.singletons.heartbeat import ExecutionMeta
     from coterie.singletons.leader import Leader
+    from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, WorkflowInfo, Workflows
     from coterie.workflows.workflow import Workflow
 
@@ -193,7 +193,7 @@ _HOMES = {
     "Snowflake": "kernel.ids",
     "Tick": "cron.tick",
     "TickInfo": "cron.api",
-    "Transaction": "entities.persisted.transaction",
+    "Transaction": "work.transaction",
     "Upcoming": "cron.api",
     "Workflow": "workflows.workflow",
     "WorkflowHandle": "workflows.api",

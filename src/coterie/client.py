@@ -27,9 +27,9 @@ from coterie.ownership.lease_thread import ThreadSideLoop
 from coterie.ownership.machine_id import IdGenerator
 from coterie.storage.engines import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
-from coterie.transport.interface import TransportLimits
+from coterie.transport.interface import Route, TransportLimits
 from coterie.transport.peers import Peers
-from coterie.transport.routes import Route, Routes
+from coterie.transport.requests import Routes
 from coterie.transport.tcp import TcpWire
 from coterie.work.pruner import Pruner
 
@@ -75,7 +75,7 @@ class ClientParts:
     supervisor: Supervisor = field(default_factory=Supervisor)
 
 
-def system_doors(settings: Settings) -> ClientParts:
+def system_parts(settings: Settings) -> ClientParts:
     """The parts of a real process."""
     clock, chance = SystemClock(), Random()
     supervisor = Supervisor(chance)
@@ -100,22 +100,22 @@ class Client(Service):
     _pruned_tables: Sequence[Table] = ("kv",)
     """A cluster may consist of clients only, which store nothing but keys."""
 
-    def __init__(self, settings: Settings, doors: ClientParts) -> None:
+    def __init__(self, settings: Settings, parts: ClientParts) -> None:
         super().__init__(what=f"cluster {settings.name!r}")
         self.settings = settings
-        self.supervisor = doors.supervisor
-        self.incarnation = new_incarnation(doors.chance)
-        self.storage = doors.open_storage(self.incarnation)
-        self.values = KeyValues(self.storage.kv, chance=doors.chance)
-        self.ids = IdGenerator(self.storage.machines, holder=self.incarnation, clock=doors.clock, trust=self._trusts)
+        self.supervisor = parts.supervisor
+        self.incarnation = new_incarnation(parts.chance)
+        self.storage = parts.open_storage(self.incarnation)
+        self.values = KeyValues(self.storage.kv, chance=parts.chance)
+        self.ids = IdGenerator(self.storage.machines, holder=self.incarnation, clock=parts.clock, trust=self._trusts)
         self.pruner = Pruner(
-            self.storage, settings, chance=doors.chance, supervisor=doors.supervisor, tables=self._pruned_tables
+            self.storage, settings, chance=parts.chance, supervisor=parts.supervisor, tables=self._pruned_tables
         )
         self.directory = Directory(self.storage.view)
-        self.calling = CallClient(self, clock=doors.clock, chance=doors.chance, storage=self.storage)
-        self.gathering = Collector(self, doors.clock)
+        self.calling = CallClient(self, clock=parts.clock, chance=parts.chance, storage=self.storage)
+        self.collector = Collector(self, parts.clock)
         self.tokens: Tokens
-        self._doors = doors
+        self._parts = parts
         self.origin = ProcessOrigin(self.what)
         """The process that has started it: in a forked child it is refused [P13]."""
         self._transport: Transport | None = None
@@ -160,7 +160,7 @@ class Client(Service):
         """
         found = _id_of(await self.runners(), runner)
         # A session of its own for one statement: the session of a runner, ours too, belongs to its lease keeper.
-        async with self.storage.ownership(new_incarnation(self._doors.chance)) as session:
+        async with self.storage.ownership(new_incarnation(self._parts.chance)) as session:
             if not await session.leaving(found):
                 raise _not_drained(runner, "it has just left")
 
@@ -174,7 +174,7 @@ class Client(Service):
         try:
             await self.transport.request(peer_of(holder), Route.OWNERSHIP, wanted, within_s=within_s, target=target)
         except RunnerUnavailable as error:
-            hint = "if it is gone it is replaced without being asked, within 10s"
+            hint = "a runner that is gone is replaced by itself, within 10s"
             raise RunnerUnavailable(
                 runner=holder.name, target=target, problem=error.problem, sent=error.sent, hint=hint
             ) from error
@@ -195,10 +195,10 @@ class Client(Service):
                 if holder is not None:
                     await self._wake(holder, f"{seat}\n{about}" if about else seat)
 
-    async def _wake(self, holder: RunnerRow, told: str) -> None:
+    async def _wake(self, holder: RunnerRow, notice: str) -> None:
         peer = peer_of(holder)
         await self.transport.connect(peer)
-        self.transport.notify(peer, Route.OWNERSHIP, peer_notices.encode("wake", [(told, 0)]))
+        self.transport.notify(peer, Route.OWNERSHIP, peer_notices.encode("wake", [(notice, 0)]))
 
     async def _ready(self) -> None:
         self.require_running()
@@ -236,18 +236,38 @@ class Client(Service):
             last.push_async_callback(self.ids.stop)
             last.push_async_callback(self.directory.stop)
             last.push_async_callback(self.pruner.stop)
-            await self.gathering.stop()
+            await self.collector.stop()
 
     def _new_transport(self, routes: Routes, *, listens: bool) -> Transport:
         return Peers(
             me=Identity(self.settings.name, self.incarnation),
-            wire=self._doors.new_wire(),
+            wire=self._parts.new_wire(),
             handler=routes,
             secrets=lambda: shared_secrets(self.settings, self.storage),
-            chance=self._doors.chance,
+            chance=self._parts.chance,
             limits=TransportLimits(body_most_bytes=self.settings.frame_limit),
             listens=listens,
         )
+
+
+class Runners:
+    """`cluster.runners`: the registered runners."""
+
+    def __init__(self, acting: Callable[[], Client], writing: Callable[[str], Client]) -> None:
+        self._acting = acting
+        self._writing = writing
+
+    async def list(self) -> Sequence[RunnerRow]:
+        """All runners that are registered just now."""
+        return await self._acting().runners()
+
+    async def drain(self, runner: str) -> None:
+        """Make a runner, by its id or name, release all its seats and take no new ones. It keeps running.
+
+        Raises:
+            RunnerUnavailable: No runner, or more than one, has this id or name.
+        """
+        await self._writing("cluster.runners.drain").drain(runner)
 
 
 def _id_of(runners: Sequence[RunnerRow], wanted: str) -> str:

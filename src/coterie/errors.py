@@ -2,23 +2,19 @@
 
     CoterieError                     .message .hint .code .retryable
     ├── ClusterError                 .reason
-    │   ├── MailboxFull  RunnerFull  SendTimeout (also TimeoutError)  RunnerUnavailable  EntityNotAssigned
-    │   ├── MalformedMessage  UnknownEntity  KeyConflict  ReentrantCall  MessageDead  MessageCancelled
-    │   ├── InvalidArgument (also ValueError)
-    │   └── MessageExpired  TransactionTimeout  PersistenceError (with StorageReplaced)  NotStarted
-    │       NotReady (also TimeoutError)  ShuttingDown  Forked  WrongLoop
+    │   ├── MailboxFull  RunnerFull  SendTimeout*  RunnerUnavailable  EntityNotAssigned  MalformedMessage  UnknownEntity
+    │   ├── KeyConflict  ReentrantCall  InvalidArgument (also ValueError)  MessageDead  MessageCancelled
+    │   ├── MessageExpired  TransactionTimeout  PersistenceError (with StorageReplaced)
+    │   └── NotStarted  NotReady*  ShuttingDown  Forked  WrongLoop
     ├── RemoteError                  an undeclared exception in a handler
     ├── SingletonError               .reason .singleton
     │   └── StateLoadFailed  StatePersistFailed  SchemaDecodeFailed  HeartbeatFailed  LeaderHandoffFailed
-    ├── LeadershipLost
-    ├── NewerVersion                 a stored state that a later program wrote
-    ├── ClusterContextRequired
-    ├── ScheduleError
-    ├── ConfigurationError
+    ├── LeadershipLost  NewerVersion  ClusterContextRequired  ScheduleError  ConfigurationError
     └── WorkflowError
-        └── StepDiverged  DeferredTimeout (also TimeoutError)  DeferredRejected  AlreadyResolved
-            WorkflowFailed  WorkflowInterrupted  WorkflowNotFound  WorkflowEnded
-            WorkflowTimeout (also TimeoutError)
+        ├── StepDiverged  DeferredTimeout*  DeferredRejected  DeferredMismatch  AlreadyResolved
+        └── WorkflowFailed  WorkflowInterrupted  WorkflowNotFound  WorkflowEnded  WorkflowTimeout*
+
+Those with a star are a `TimeoutError`, too.
 
 The text lives in the class: an annotation declares a fact, `text` and `advice` are filled from the facts.
 `raise MailboxFull(entity="Account/alice", waiting=1000)` is all that the place of the failure says. Facts are
@@ -94,10 +90,6 @@ class CoterieError(_Declared):
         if cls.__module__ == __name__:  # what arrives over the wire can only name errors of ours
             CoterieError._known[cls.code] = cls
 
-    @classmethod
-    def _known_of(cls, facts: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in facts.items() if name in cls._facts or name == "hint"}
-
     @property
     def facts(self) -> dict[str, Any]:
         """What the text is made of, by name."""
@@ -132,11 +124,12 @@ class CoterieError(_Declared):
         kind = CoterieError._known.get(code)
         if kind is not None:
             try:
-                return _rebuild(kind, kind._known_of(facts))  # noqa: SLF001 a subclass of ours
+                known = (*kind._facts, "hint")  # noqa: SLF001 a subclass of ours
+                return _rebuild(kind, {name: facts[name] for name in known if name in facts})
             except (AttributeError, TypeError, ValueError, LookupError):
                 pass  # facts are missing, or of types that the text cannot show
-        told = facts.get("message")
-        return RemoteError(type_name=code, problem=told if isinstance(told, str) else "", remote_traceback="")
+        problem = facts.get("message")
+        return RemoteError(type_name=code, problem=problem if isinstance(problem, str) else "", remote_traceback="")
 
 
 def _rebuild(kind: type[CoterieError], facts: dict[str, Any]) -> CoterieError:
@@ -199,7 +192,7 @@ class RunnerUnavailable(ClusterError):
 
 
 class EntityNotAssigned(ClusterError):
-    """Nobody holds the entity's shard at the moment."""
+    """No runner holds the entity's shard at the moment."""
 
     text = "shard {shard} of {entity} has no owner"
     advice = "is a runner of its group up? coterie shards shows who owns what"
@@ -307,10 +300,9 @@ class PersistenceError(ClusterError):
 
 
 class StorageReplaced(PersistenceError):
-    """The database file was deleted, moved or replaced while this process had it open.
+    """The database file was deleted, moved or replaced while this process had it open: what is written is lost.
 
-    Whatever is written to the open file is lost. A runner stops with this error, a client's reads and writes raise it;
-    neither recovers without a restart.
+    A runner stops with this error, a client's reads and writes raise it; neither recovers without a restart.
     """
 
     advice = "stop all processes that use it, put the file back or restore a backup, then start them again"
@@ -427,10 +419,9 @@ class LeaderHandoffFailed(SingletonError):
 
 
 class LeadershipLost(CoterieError):
-    """The epoch is no longer ours: what was to be written in the name of this seat was not.
+    """This runner no longer holds the seat (`singleton:importer`, `shard:default:42`): nothing was written.
 
-    `seat` has its kind before the colon: `singleton:importer`, `cron:report`, `shard:default:42`. With `in_doubt` an
-    earlier try, which the database has not answered, may have been written.
+    With `in_doubt` an earlier attempt, which the database has not answered, may have been written.
     """
 
     text = "{seat} is lost: epoch {epoch} is no longer ours"
@@ -496,7 +487,6 @@ class ScheduleError(CoterieError):
 class ConfigurationError(CoterieError):
     """A setting or an environment that cannot be used."""
 
-    text = "{problem}"
     problem: str
 
 
@@ -524,7 +514,7 @@ class DeferredTimeout(WorkflowError, TimeoutError):
 
 
 class DeferredRejected(WorkflowError):
-    """Somebody rejected it."""
+    """The deferred was rejected."""
 
     text = "deferred {name!r} of {unit} was rejected: {problem}"
     unit: str

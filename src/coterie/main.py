@@ -46,7 +46,7 @@ ONE_S = 0.5
 """Signals within this time of the first count as one: supervisors signal a process and its group, and wrappers
 forward what the terminal has sent to all."""
 _PROGRESS_S = 1.0
-_WAITING_TOLD_S = 10.0
+_WAIT_LOGGED_S = 10.0
 """Time between two log lines about a database that is waited for."""
 _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -127,7 +127,7 @@ def run(
     settings: Settings,
     *,
     beside: Callable[[], SideService] | None = None,
-    teller: RunReporter | None = None,
+    reporter: RunReporter | None = None,
     wait: bool = True,
 ) -> None:
     """Run a runner until a signal ends it or it is stopped.
@@ -136,7 +136,7 @@ def run(
         begin: Makes the runner; called on the loop.
         settings: Its settings.
         beside: Makes the service that runs beside it; called on the loop, after `begin`.
-        teller: Reports what happens; default: the log.
+        reporter: Reports what happens; default: the log.
         wait: Whether to wait for a database that cannot be reached yet.
 
     Raises:
@@ -145,13 +145,13 @@ def run(
         RuntimeError: Called where a loop is already running, or in a thread other than the main one.
     """
     _require_no_loop()
-    if teller is None:
-        be_heard(settings)
+    if reporter is None:
+        configure_logs(settings)
     with (
         Signals(limit_s=settings.drain.total_seconds() + GRACE_S) as signals,
         asyncio.Runner(loop_factory=_loop_factory()) as loop,
     ):
-        in_order = loop.run(_live(begin, signals, beside, teller or Logged(), wait=wait))
+        in_order = loop.run(_live(begin, signals, beside, reporter or Logged(), wait=wait))
     if not in_order:
         sys.exit(1)
 
@@ -209,7 +209,7 @@ class Signals:
         elif self.asked and self._clock.steady_ns() - self._asked_ns < ONE_S * 1e9:
             return
         elif self.asked:
-            os.write(_STDERR, b"coterie: a second signal, so it ends at once\n")
+            os.write(_STDERR, b"coterie: a second signal: ending at once\n")
             os._exit(128 + number)
         else:
             self.asked, self._asked_ns = True, self._clock.steady_ns()
@@ -226,31 +226,31 @@ async def _live(
     begin: Callable[[], Runner],
     signals: Signals,
     beside: Callable[[], SideService] | None,
-    teller: RunReporter,
+    reporter: RunReporter,
     *,
     wait: bool,
 ) -> bool:
     """Run the process from start to end. Returns: whether it left in order."""
     runner, tasks = begin(), Tasks("signals")
     if wait:
-        runner.storage.on_unreachable = Patience(runner, teller)
+        runner.storage.on_unreachable = Patience(runner, reporter)
     drains: list[asyncio.Task[None]] = []
     runner.on_failure(signals.end_in_time)
-    signals.on_first(lambda: drains.append(tasks.spawn(_drain(runner, teller), name="drain", report=False)))
+    signals.on_first(lambda: drains.append(tasks.spawn(_drain(runner, reporter), name="drain", report=False)))
     async with AsyncExitStack() as last:
         # Entered first and exited last: probes are answered while the runner starts, and until it has left.
         served = None if beside is None else await last.enter_async_context(beside())
-        await _run(runner, signals, served, teller)
+        await _run(runner, signals, served, reporter)
         await asyncio.gather(*drains)
     return not runner.left_behind and not runner.failure
 
 
 class Patience:
-    """Reports that a runner waits for its database: at once, then each `_WAITING_TOLD_S`."""
+    """Reports that a runner waits for its database: at once, then each `_WAIT_LOGGED_S`."""
 
-    def __init__(self, runner: Runner, teller: RunReporter) -> None:
+    def __init__(self, runner: Runner, reporter: RunReporter) -> None:
         self._runner = runner
-        self._teller = teller
+        self._reporter = reporter
         self._began_s: float | None = None
         self._next_s = 0.0
 
@@ -259,20 +259,20 @@ class Patience:
         if self._began_s is None:
             self._began_s = self._next_s = now_s
         if now_s >= self._next_s:
-            self._next_s = now_s + _WAITING_TOLD_S
-            self._teller.waits(self._runner, error.message, now_s - self._began_s)
+            self._next_s = now_s + _WAIT_LOGGED_S
+            self._reporter.waits(self._runner, error.message, now_s - self._began_s)
 
 
-async def _run(runner: Runner, signals: Signals, beside: SideService | None, teller: RunReporter) -> None:
-    following = Tasks("teller")
+async def _run(runner: Runner, signals: Signals, beside: SideService | None, reporter: RunReporter) -> None:
+    following = Tasks("reporter")
     try:
         await runner.start()
     except ShuttingDown as error:
         if not signals.asked and error.what != runner.what:  # raised by something else that its start uses
             raise
     else:
-        teller.announce(runner, beside)
-        follow = functools.partial(teller.follow, runner)
+        reporter.announce(runner, beside)
+        follow = functools.partial(reporter.follow, runner)
         following.supervise(follow, name="report the runner", supervisor=runner.supervisor)
         await runner.gone.wait()
     finally:
@@ -282,7 +282,7 @@ async def _run(runner: Runner, signals: Signals, beside: SideService | None, tel
         raise runner.lost
 
 
-async def _drain(runner: Runner, teller: RunReporter) -> None:
+async def _drain(runner: Runner, reporter: RunReporter) -> None:
     loop, held = asyncio.get_running_loop(), tuple(runner.seats)
     began_s = loop.time()
 
@@ -292,16 +292,16 @@ async def _drain(runner: Runner, teller: RunReporter) -> None:
     async def report() -> None:
         while True:
             await asyncio.sleep(_PROGRESS_S)
-            teller.progress(drain())
+            reporter.progress(drain())
 
-    teller.drains(drain())
+    reporter.drains(drain())
     reporting = Tasks("progress")
     reporting.spawn(report(), name="report")
     try:
         await runner.stop()
     finally:
         await reporting.stop()
-    teller.left(drain())
+    reporter.left(drain())
 
 
 class Logged:
@@ -329,11 +329,11 @@ class Logged:
 
     def progress(self, drain: Drain) -> None:
         held, given = len(drain.held), len(drain.held) - len(drain.kept)
-        log.info("draining %s: %d of %d seats given back, %.0fs left", drain.runner.name, given, held, drain.left_s)
+        log.info("draining %s: %d of %d seats released, %.0fs left", drain.runner.name, given, held, drain.left_s)
 
     def left(self, drain: Drain) -> None:
         held, given = len(drain.held), len(drain.held) - len(drain.kept)
-        log.info("%s left after %.1fs: %d of %d seats given back", drain.runner.name, drain.spent_s, given, held)
+        log.info("%s left after %.1fs: %d of %d seats released", drain.runner.name, drain.spent_s, given, held)
 
 
 def _require_no_loop() -> None:
@@ -344,15 +344,15 @@ def _require_no_loop() -> None:
     raise RuntimeError("cluster.run() makes a loop of its own, and one runs here already: use `async with cluster:`")
 
 
-def be_heard(settings: Settings) -> None:
+def configure_logs(settings: Settings) -> None:
     """Configure logging for a program that has not done so itself; one that has is left alone.
 
     In JSON format the program's own records are shown too, at the levels that it has chosen: all lines must be JSON.
     """
     if not log.hasHandlers():
         as_json = settings.log_format == "json"
-        heard = logging.getLogger() if as_json else log
-        heard.addHandler(logs.handler(as_json=as_json, runner=name_of(settings)))
+        shown = logging.getLogger() if as_json else log
+        shown.addHandler(logs.handler(as_json=as_json, runner=name_of(settings)))
         log.setLevel(logging.INFO)
 
 

@@ -27,7 +27,8 @@ from coterie.observe.facts import facts_of
 from coterie.ownership.membership import Membership
 from coterie.setup import Setups
 from coterie.transport.credentials import credentials_of
-from coterie.transport.routes import Route, Routes
+from coterie.transport.interface import Route
+from coterie.transport.requests import Routes
 from coterie.work.pruner import TABLES
 
 if TYPE_CHECKING:
@@ -141,8 +142,8 @@ class Runner(Client):
 
     Args:
         settings: Its settings.
-        doors: Its access to the outside: clocks, storage, network.
-        rooms: The packages that define and occupy seats, by the kind of seat.
+        parts: Its access to the outside: clocks, storage, network.
+        workplaces: The packages that define and occupy seats.
         definitions: Seats that no package defines.
         occupy: Makes the occupants of seats whose kind belongs to no package.
         setups: Opened before the first seat is taken, and closed in reverse order after the last is released.
@@ -156,14 +157,14 @@ class Runner(Client):
     def __init__(
         self,
         settings: Settings,
-        doors: ClientParts,
+        parts: ClientParts,
         *,
-        rooms: Sequence[Workplace] = (),
+        workplaces: Sequence[Workplace] = (),
         definitions: Sequence[Definition] = (),
         occupy: Callable[[Runner], Occupy] = no_occupants,
         setups: Sequence[Setup] = (),
     ) -> None:
-        super().__init__(settings, doors)
+        super().__init__(settings, parts)
         self.name = name_of(settings)
         self.gone = asyncio.Event()
         """Set when it has stopped, for whatever reason."""
@@ -175,12 +176,12 @@ class Runner(Client):
         """The database file is gone: nothing could be handed over, and all uses of the runner raise this error."""
         self._failed: Callable[[], object] = lambda: None
         self._last: list[Callable[[], Awaitable[None]]] = []
-        self._definitions = [*definitions, *(each for room in rooms for each in room.definitions())]
+        self._definitions = [*definitions, *(seat for each in workplaces for seat in each.definitions())]
         self._wakers: dict[str, list[Callable[[str, str], None]]] = {}
         self._occupiers: dict[str, list[Occupy]] = {}
-        self._rooms = list(rooms)
-        for room in rooms:
-            self._occupiers.setdefault(room.kind, []).append(room.occupants(self))
+        self._workplaces = list(workplaces)
+        for each in workplaces:
+            self._occupiers.setdefault(each.kind, []).append(each.occupants(self))
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         self._occupy_rest = occupy(self)
@@ -189,10 +190,12 @@ class Runner(Client):
         self._credentials = ""
         self._seated: dict[str, Workplaces] = {}
         self._life: RunnerLife | None = None
+        self._ended_by: str | None = None
+        """Why the last life ended, until the next one has begun."""
         self._settled = asyncio.Event()
         self._missing = "it is not started"
-        self._began_ns = doors.clock.steady_ns()
-        self._gauges = otlp.Gauges(self.facts, self.gathering, loop=asyncio.get_running_loop(), tasks=self.tasks)
+        self._began_ns = parts.clock.steady_ns()
+        self._gauges = otlp.Gauges(self.facts, self.collector, loop=asyncio.get_running_loop(), tasks=self.tasks)
 
     @property
     def seats(self) -> list[str]:
@@ -211,13 +214,13 @@ class Runner(Client):
         return facts_of(
             runner=self.incarnation,
             name=self.name,
-            up_s=(self._doors.clock.steady_ns() - self._began_ns) / 1e9,
+            up_s=(self._parts.clock.steady_ns() - self._began_ns) / 1e9,
             missing="" if self._settled.is_set() else self.missing,
             is_draining=self.state in (State.STOPPING, State.STOPPED),
             seats=len(self.seats),
             host=self.calling.host,
             membership=None if self._life is None else self._life.membership,
-            used=self._doors.usage(),
+            used=self._parts.usage(),
             failing=self.supervisor.failing(),
         )
 
@@ -237,11 +240,11 @@ class Runner(Client):
         """Call `wake(seat, about)` when there is something new to do on a seat of this kind."""
         self._wakers.setdefault(kind, []).append(wake)
 
-    def define(self, room: Workplace, definition: Definition | None) -> None:
+    def define(self, workplace: Workplace, definition: Definition | None) -> None:
         """Add a definition made after this runner. May be called from any thread.
 
         Args:
-            room: The package that occupies its seats.
+            workplace: The package that occupies its seats.
             definition: Its seat; None: it lives on shards.
         """
         try:
@@ -249,29 +252,29 @@ class Runner(Client):
         except RuntimeError:  # the caller is a thread without a loop, importing a module
             is_here = False
         if is_here:
-            self._define(room, definition)
+            self._define(workplace, definition)
         elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._define, room, definition)
+            self._loop.call_soon_threadsafe(self._define, workplace, definition)
 
-    def _define(self, room: Workplace, definition: Definition | None) -> None:
+    def _define(self, workplace: Workplace, definition: Definition | None) -> None:
         if self.state in (State.STOPPING, State.STOPPED):
             return
-        if all(each is not room for each in self._rooms):
-            self._admit(room)
+        if all(each is not workplace for each in self._workplaces):
+            self._admit(workplace)
         if definition is not None:
             self._definitions.append(definition)
             if self._life is not None:
-                log.info("runner %s takes up %s, which was defined after its start", self.name, definition.seat)
+                log.info("runner %s may now hold %s, which was defined after its start", self.name, definition.seat)
                 self._life.membership.define(definition)
 
-    def _admit(self, room: Workplace) -> None:
+    def _admit(self, workplace: Workplace) -> None:
         """Let a package occupy the seats of its kind, including those that are held already."""
-        self._rooms.append(room)
-        occupy = room.occupants(self)
-        self._occupiers.setdefault(room.kind, []).append(occupy)
+        self._workplaces.append(workplace)
+        occupy = workplace.occupants(self)
+        self._occupiers.setdefault(workplace.kind, []).append(occupy)
         for seat, seated in self._seated.items():
             tenure = self._tenures[seat]
-            if Seat.split(seat)[0] == room.kind and tenure.held and not seated.is_closing:
+            if Seat.split(seat)[0] == workplace.kind and tenure.held and not seated.is_closing:
                 seated.add(self._context.copy().run(occupy, tenure))
 
     async def resign(self, seat: str, *, cause: Cause = "resigned", error: str = "") -> None:
@@ -360,7 +363,7 @@ class Runner(Client):
         routes = Routes()
         transport = self._transport = self._new_transport(routes, listens=True)
         self.calling.join(transport, routes)
-        routes.take(Route.OBSERVE, FactsServer(self.facts))
+        routes.register(Route.OBSERVE, FactsServer(self.facts))
         self._life = RunnerLife(transport, self._new_membership(transport, routes), self._has_settled)
         await self._life.start()
         self._missing = ""  # from here on the membership knows
@@ -379,23 +382,26 @@ class Runner(Client):
     async def _live_again(self) -> None:
         """Wait for the end of one life and begin the next."""
         assert self._life is not None, "there is a first one"
-        reason = await self._life.membership.ended
-        log.warning("runner %s lost its place, %s: it comes back under a new incarnation", self.name, reason)
+        if self._ended_by is None:  # otherwise an error interrupted the way back, and no life has begun since
+            self._ended_by = await self._life.membership.ended
+        reason = self._ended_by
+        log.warning("runner %s was evicted, %s: it registers again under a new incarnation", self.name, reason)
         self._settled.clear()
-        self._missing = f"it lost its place ({reason}) and is not back yet"
+        self._missing = f"it was evicted ({reason}) and is not registered again yet"
         self.calling.part()
         await self._life.stop()
         await self._come_back(reason)
-        log.warning("runner %s is back as %s", self.name, self.incarnation)
+        self._ended_by = None
+        log.warning("runner %s is registered again as %s", self.name, self.incarnation)
 
     async def _come_back(self, reason: str) -> None:
         attempt = 0
         while not await self._came_back(reason):
             attempt = min(attempt + 1, _REBIRTH.attempts - 1)
-            await asyncio.sleep(_REBIRTH.delay_s(attempt, self._doors.chance) or 0)
+            await asyncio.sleep(_REBIRTH.delay_s(attempt, self._parts.chance) or 0)
 
     async def _came_back(self, reason: str) -> bool:
-        self.incarnation = new_incarnation(self._doors.chance)
+        self.incarnation = new_incarnation(self._parts.chance)
         self.storage.rename(self.incarnation)
         try:
             await self._live()
@@ -403,12 +409,12 @@ class Runner(Client):
             raise
         except Exception as error:
             log.warning(
-                "runner %s cannot come back yet: %s",
+                "runner %s cannot register again yet: %s",
                 self.name,
                 error,
                 exc_info=not isinstance(error, CoterieError | OSError),
             )
-            self._missing = f"it lost its place ({reason}) and cannot come back: {error}"
+            self._missing = f"it was evicted ({reason}) and cannot register again: {error}"
             return False
         return True
 
@@ -420,27 +426,27 @@ class Runner(Client):
             storage=self.storage,
             transport=transport,
             routes=routes,
-            aside=self._doors.new_aside(),
-            clock=self._doors.clock,
+            aside=self._parts.new_aside(),
+            clock=self._parts.clock,
             directory=self.directory,
             definitions=self._definitions,
             occupy=self._occupy,
             wake=self._woken,
             failed_over=self.ids.lease_again,
-            host=self._doors.host,
-            process=self._doors.process,
+            host=self._parts.host,
+            process=self._parts.process,
             credentials=self._credentials,
             supervisor=self.supervisor,
         )
 
-    async def _wake(self, holder: RunnerRow, told: str) -> None:
+    async def _wake(self, holder: RunnerRow, notice: str) -> None:
         if holder.id == self.incarnation:
-            self._woken(told)
+            self._woken(notice)
         else:
-            await super()._wake(holder, told)
+            await super()._wake(holder, notice)
 
-    def _woken(self, told: str) -> None:
-        seat, _, about = told.partition("\n")
+    def _woken(self, notice: str) -> None:
+        seat, _, about = notice.partition("\n")
         kind, _ = Seat.split(seat)
         for wake in self._wakers.get(kind, ()):
             wake(seat, about)

@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "status": "is it healthy? who leads? what next? what failed?",
-    "top": "the same, live",
-    "open": "open the health of this machine's runner in the browser",
-    "runners": "who takes part, and how they fare",
-    "shards": "who holds which shard",
-    "singletons": "who leads what, and what was saved",
-    "cron": "what runs when, and how it went",
-    "entities": "what lives where, and one entity with its state",
-    "messages": "stored calls: what waits, what was given up",
+    "status": "health, leaders, next cron runs, failures",
+    "top": "status, live",
+    "open": "open the page of this machine's runner in the browser",
+    "runners": "the runners of the cluster, and how they are doing",
+    "shards": "which runner holds which shard",
+    "singletons": "leaders, and the states they saved",
+    "cron": "when crons run, and how they went",
+    "entities": "where entities are active, and one with its state",
+    "messages": "persisted calls: pending ones, and dead ones",
     "workflows": "runs of workflows, and what they wait for",
     "call": "call a method of an entity, and print its result as JSON",
     "kv": "keys and values, shared by all processes",
-    "completion": "the script by which a shell completes coterie",
+    "activity": "what people did with the page",
+    "completion": "print the script for shell completion",
     "demo": "a cluster on this machine, with buttons to break it",
     "run": "run runners of app.py or package.module:cluster",
     "doctor": "checks settings, database, clocks, ports, versions",
-    "bench": "numbers for this machine",
-    "check": "the history checkers over the audit rows",
+    "bench": "measure this machine",
+    "check": "check the stored history for broken invariants",
     "config": "every setting, its value and where it came from",
-    "migrate": "bring the database's schema to this version",
+    "migrate": "migrate the database to this version's schema",
 }
 """Commands with a line of help; `coterie.cli.commands.<name>` holds each as `command`, except those in `_MODULES`."""
 
@@ -98,15 +99,15 @@ def main(args: list[str] | None = None) -> None:
 
 def _report(error: Any) -> int:
     from coterie.cli.client import NO, REPLACED, UNANSWERED, WRONG
-    from coterie.cli.output import safe, tell
+    from coterie.cli.output import echo, safe
     from coterie.errors import ConfigurationError, PersistenceError, ScheduleError, StorageReplaced
 
-    tell(f"error: {safe(error.message, keep='')}", err=True)
+    echo(f"error: {safe(error.message, keep='')}", err=True)
     if isinstance(error, ScheduleError):
         for line in error.pointer.splitlines():
-            tell(f"           {line}", err=True)
+            echo(f"           {line}", err=True)
     if error.hint:
-        tell(f"hint:  {safe(error.hint, keep='')}", err=True)
+        echo(f"hint:  {safe(error.hint, keep='')}", err=True)
     if isinstance(error, ConfigurationError | ScheduleError):
         return WRONG
     if isinstance(error, StorageReplaced):

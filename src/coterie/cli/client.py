@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 import msgspec
 
-from coterie.cli.output import Screen, as_json, instant, relative, safe, tell
+from coterie.cli.output import Screen, as_json, echo, instant, relative, safe
 from coterie.cluster import Cluster
 from coterie.observe.pages import ViewReader
 from coterie.settings import Settings
@@ -61,12 +61,16 @@ class ClientCommand:
 
     def answer(self, value: Any, text: str | Callable[[], str]) -> None:
         """Print data on stdout: one JSON document for a program, text for people."""
-        tell(as_json(value) if self.as_json else text if isinstance(text, str) else text())
+        echo(as_json(value) if self.as_json else text if isinstance(text, str) else text())
+
+    def show(self, value: Any, text: Callable[[], str]) -> None:
+        """The same; people see first which cluster answers."""
+        self.answer(value, lambda: f"{self.where}\n\n{text()}")
 
     @property
     def here(self) -> Client:
         """The connected client, for what the public API does not offer."""
-        return self.cluster._acting()  # noqa: SLF001 internal to coterie
+        return self.cluster._acting()
 
     @property
     def where(self) -> str:
@@ -75,7 +79,27 @@ class ClientCommand:
         return f"cluster {settings.name} on {redacted_url(settings.url)}"
 
 
-def asks(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., int]:
+class Noun(click.Group):
+    """A command with verbs: `coterie cron list`. Without a verb it runs its default one, which changes nothing.
+
+    Args:
+        alone: The default verb.
+    """
+
+    def __init__(self, *args: Any, alone: str = "list", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._alone = alone
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """`coterie cron --json` is `coterie cron list --json`."""
+        if ctx.resilient_parsing:  # shell completion: complete the verbs
+            return super().parse_args(ctx, args)
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = [self._alone, *args]
+        return super().parse_args(ctx, args)
+
+
+def client_command(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..., int]:
     """Make a command of a coroutine function: it is passed a `ClientCommand`, and its result is the exit code.
 
     Takes `--url`, `--json` and `--color`.
@@ -94,7 +118,7 @@ def asks(command: Callable[..., Coroutine[Any, Any, int | None]]) -> Callable[..
     return run
 
 
-def acts(command: Callable[..., Any]) -> Callable[..., Any]:
+def confirmable(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of a command that changes something; see `confirmed`."""
     command = click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
@@ -118,9 +142,9 @@ def confirmed(what: str, question: str, *, yes: bool, dry_run: bool) -> bool:
     Raises:
         click.exceptions.Exit: There is no terminal to ask on, and no `--yes`.
     """
-    tell(safe(what, keep=""), err=True)
+    echo(safe(what, keep=""), err=True)
     if dry_run:
-        tell("nothing was done (--dry-run)", err=True)
+        echo("nothing was done (--dry-run)", err=True)
         return False
     if yes:
         return True
@@ -131,9 +155,9 @@ def confirmed(what: str, question: str, *, yes: bool, dry_run: bool) -> bool:
 
 def refuse(problem: str, *, hint: str = "", code: int = NO) -> NoReturn:
     """Exit with an error in two lines, on stderr."""
-    tell(f"error: {safe(problem, keep='')}", err=True)
+    echo(f"error: {safe(problem, keep='')}", err=True)
     if hint:
-        tell(f"hint:  {safe(hint, keep='')}", err=True)
+        echo(f"hint:  {safe(hint, keep='')}", err=True)
     raise click.exceptions.Exit(code)
 
 
@@ -156,24 +180,32 @@ _APART_S = 0.4
 """Time between two readings, to compute rates per second."""
 
 
-def viewing(asking: ClientCommand) -> ViewReader:
+def view_reader(ctx: ClientCommand) -> ViewReader:
     """The reader of pages for a command."""
-    return ViewReader(asking.here)
+    return ViewReader(ctx.here)
 
 
-async def page(asking: ClientCommand, name: str) -> tuple[Any, View]:
+async def page(ctx: ClientCommand, name: str) -> tuple[Any, View]:
     """A page, and the view that it is from."""
-    view = await viewing(asking).look([name])
+    view = await view_reader(ctx).read([name])
     return view.data[name], view
 
 
-async def sampled(asking: ClientCommand, name: str) -> tuple[Any, View]:
+async def list_page(
+    ctx: ClientCommand, name: str, table: Callable[[Screen, Any, datetime], str], *, empty: str
+) -> None:
+    """Print a page that is a list; `empty` if nothing is on it."""
+    lines, view = await page(ctx, name)
+    ctx.show(lines, lambda: table(ctx.screen, lines, view.at) if lines else empty)
+
+
+async def sampled(ctx: ClientCommand, name: str) -> tuple[Any, View]:
     """The same after two readings, so that it has rates per second."""
-    look = viewing(asking)
-    first = await look.look(["runners"])
+    look = view_reader(ctx)
+    first = await look.read(["runners"])
     if first.data["runners"]:
         await asyncio.sleep(_APART_S)
-    view = await look.look([name])
+    view = await look.read([name])
     return view.data[name], view
 
 

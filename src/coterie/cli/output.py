@@ -5,24 +5,26 @@ Programs get JSON instead: ids are strings, instants RFC 3339 in UTC, durations 
 
 from __future__ import annotations
 
-import dataclasses
+import asyncio
 import json
 import os
 import re
 import shutil
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-import msgspec
 
+from coterie.kernel.plain import instant as instant
+from coterie.kernel.plain import plain as plain
 from coterie.kernel.text import visible, visible_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence, Set
+    from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
@@ -44,7 +46,6 @@ _COLOURS = {
     "move": "yellow",
     "none": "red",
 }
-_LARGEST_EXACT = 2**53
 _GAP = "  "
 _HEAD = 75
 """The column of the state in a view's first line, in a pipe."""
@@ -59,7 +60,7 @@ _OURS = re.compile(rf"\x1b\[3[1-6]m[{re.escape(''.join(map(''.join, _GLYPHS.valu
 """The only coloured text allowed: a glyph, and nothing after it."""
 
 
-def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     """Write to stdout or stderr: all output goes through here, whatever its source."""
     click.echo(safe(text), err=err, nl=nl)
 
@@ -172,46 +173,9 @@ def relative(at: datetime, now: datetime) -> str:
     return f"in {lasting(seconds)}" if seconds > 0 else f"{lasting(abs(seconds))} ago"
 
 
-def instant(at: datetime) -> str:
-    """RFC 3339 in UTC, to the millisecond."""
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def as_json(value: Any) -> str:
     """One JSON document."""
     return visible_json(json.dumps(plain(value), ensure_ascii=False))
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON can represent it; integers beyond what a browser represents exactly are strings."""
-    if isinstance(value, bool | str | None):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) <= _LARGEST_EXACT else str(value)
-    if isinstance(value, datetime):
-        return instant(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, msgspec.Struct):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return _plain_many(value)
-
-
-def _plain_many(value: Any) -> Any:
-    from collections.abc import Mapping, Set
-
-    if isinstance(value, Mapping):
-        items: Mapping[Any, Any] = value
-        return {str(key): plain(each) for key, each in items.items()}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return plain(value._asdict())
-    if isinstance(value, list | tuple | Set):
-        return [plain(each) for each in value]
-    return value if isinstance(value, float) else str(value)
 
 
 def _fitted(
@@ -318,3 +282,30 @@ def as_objects(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+@contextmanager
+def pressed_keys(read: Callable[[bytes], None]) -> Iterator[None]:
+    """Pass keys to a function as they are pressed, without Enter and echo; b"" when the terminal is closed.
+
+    The terminal is restored afterwards.
+    """
+    import termios
+    import tty
+
+    terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    before = termios.tcgetattr(terminal)
+
+    def on_input() -> None:
+        data = os.read(terminal, 1024)
+        if not data:
+            loop.remove_reader(terminal)
+        read(data)
+
+    tty.setcbreak(terminal, termios.TCSADRAIN)  # Ctrl-C keeps its meaning
+    loop.add_reader(terminal, on_input)
+    try:
+        yield
+    finally:
+        loop.remove_reader(terminal)
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from coterie.cli.output import as_json, lasting, safe, tell
+from coterie.cli.output import as_json, echo, lasting, safe
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.service import Tasks
 
@@ -115,16 +115,16 @@ class ProgressLine:
         """End with a line that stays. Not for programs: they get the answer."""
         self._clear()
         if not self._json:
-            tell(text, err=True)
+            echo(text, err=True)
 
     def _say(self) -> None:
         if self._json:
-            tell(as_json(self._object()), err=True)
+            echo(as_json(self._object()), err=True)
         elif self._redraws:
             click.echo(f"{_CLEAR}{safe(self.line())}", nl=False, err=True)
             self._is_open = True
         else:
-            tell(self.line(), err=True)
+            echo(self.line(), err=True)
 
     def line(self) -> str:
         """The whole progress in one line."""

@@ -3,9 +3,9 @@
     text ─▶ fields ─▶ labels (what clocks show) ─▶ instants (UTC, by a zone) ─▶ what is due ─▶ run, skipped, waiting
            or an interval ────────────────────────────▲                                         │
                                                                                                 ▼
-    seat granted ─▶ the stored record and open ticks are taken over ─▶ look ─▶ claim ─▶ run ─▶ ran, or failed
-                                                                        ▲       │ fenced, in one row for each tick
-                                                                        └───────┘
+    seat granted ─▶ the stored record and open ticks are taken over ─▶ decide ─▶ claim ─▶ run ─▶ ran, or failed
+                                                                       ▲         │ fenced, in one row for each tick
+                                                                       └─────────┘
 
 The seat and its epoch belong to `ownership`; what is due is decided by pure functions; the row of a tick is its claim,
 its history and the proof that it ran once.
@@ -23,7 +23,7 @@ Not promised:
 
 Invariants:
     INV-C1  one row for each tick; its claim moves `last` forward, from what the holder knew
-    INV-C2  each tick gets exactly one verdict: what a look decides is the beginning of what is due, without gap
+    INV-C2  each tick gets exactly one verdict: what is decided is the beginning of what is due, without gap
     INV-C3  `previous(at) < at < next_after(at)`; a date that never comes is refused when it is defined
     INV-C4  after an outage of any length, a bounded number of ticks runs, in order
 

@@ -16,9 +16,10 @@ from coterie.kernel.clock import require_instant
 from coterie.kernel.durations import seconds_or_none
 from coterie.kernel.ids import Seat
 from coterie.kernel.text import require_text
+from coterie.work.definition import not_in_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from coterie.client import Client
@@ -73,7 +74,7 @@ def _note(change: Change, local: datetime) -> str:
     return f"clocks go {way} on {when:%a} {when.day} {when:%b} at {when:%H:%M}"
 
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 """Polling interval for the end of a run."""
 _LATE = timedelta(seconds=10)
 """How late a tick may be: within this time a lost runner is replaced (S10)."""
@@ -187,7 +188,7 @@ class Crons:
         """
         found = {each.name: each for each in await self.list()}
         if name not in found:
-            raise _unknown(name, found)
+            raise not_in_cluster(name, found, kind="cron")
         return found[name]
 
     async def preview(
@@ -227,8 +228,7 @@ class Crons:
         Raises:
             ValueError: There is no such cron; or `at` has no time zone.
         """
-        if at is not None and at.tzinfo is None:
-            raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime(…, tzinfo=UTC)")
+        _require_zone(at, "at")
         if at is not None:
             require_instant(at, what=f"at of cron {name!r}")
         require_text(name, what=_NAME)
@@ -253,7 +253,7 @@ class Crons:
                     raise ValueError(f"tick {tick.scheduled_at} of cron {tick.cron!r} is not there any more")
                 if row.outcome is not None:
                     return _tick(row, schedule)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
 
     async def pause(self, name: str) -> bool:
         """Start no ticks of a cron from now on; running ones continue. It stays paused until `resume`, across restarts.
@@ -288,9 +288,13 @@ class Crons:
             name: The name of the cron.
             limit: The maximum number of ticks.
             before: Only ticks for instants earlier than this.
+
+        Raises:
+            ValueError: There is no such cron; `limit` is out of range; or `before` has no time zone.
         """
         if not 0 <= limit <= _MOST:
             raise ValueError(f"limit is {limit}, expected 0 to {_MOST}")
+        _require_zone(before, "before")
         require_text(name, what=_NAME)
         rows = await self._acting().storage.ticks.history(name, most=limit, before=before)
         if not rows:
@@ -301,58 +305,58 @@ class Crons:
 
     # Helpers
 
-    async def _done(self, name: str, told: bool | None) -> bool:
-        if told is None:
+    async def _done(self, name: str, changed: bool | None) -> bool:
+        if changed is None:
             raise await self._missing(name)
         await self._hint(name)
-        return told
+        return changed
 
     async def _hint(self, name: str) -> None:
         """Wake the holder of its seat."""
         await self._acting().wake(Seat.cron(name), fresh=True)
 
     async def _missing(self, name: str) -> ValueError:
-        return _unknown(name, [each.name for each in await self._acting().storage.ticks.list()])
+        return not_in_cluster(name, [each.name for each in await self._acting().storage.ticks.list()], kind="cron")
 
     async def _schedule(self, name: str, timezone: str | None) -> Schedule:
         """The schedule of a cron by its name, or of an expression."""
         rows = {row.name: row for row in await self._acting().storage.ticks.list()}
-        told = self._told(name, rows.get(name))
-        if told is not None:
-            return Schedule(told.schedule, timezone=timezone or told.timezone, cron=name)
+        summary = self._summary(name, rows.get(name))
+        if summary is not None:
+            return Schedule(summary.schedule, timezone=timezone or summary.timezone, cron=name)
         if name in rows:
             raise ValueError(
-                f"the schedule of cron {name!r} is not known yet: nobody has held it, and it is not defined here"
+                f"the schedule of cron {name!r} is not known: no runner has held it, nor does this program define it"
             )
         try:
             return Schedule(name, timezone=timezone or "UTC")
         except ScheduleError as error:
             if " " in name.strip() or name.startswith("@") or error.timezone is not None:
                 raise
-            raise _unknown(name, rows) from error
+            raise not_in_cluster(name, rows, kind="cron") from error
 
     async def _schedule_of(self, name: str) -> Schedule | None:
         """The schedule of a cron; None: not stored yet, or stored by a later version in another format."""
         rows = {row.name: row for row in await self._acting().storage.ticks.list()}
-        told = self._told(name, rows.get(name))
-        return None if told is None else Schedule(told.schedule, timezone=told.timezone, cron=name)
+        return _schedule(name, self._summary(name, rows.get(name)))
 
-    def _told(self, name: str, row: CronRow | None) -> CronSummary | None:
+    def _summary(self, name: str, row: CronRow | None) -> CronSummary | None:
         if row is None or not row.definition:
             known = self._known().get(name)
-            return None if known is None else msgspec.json.decode(known.told, type=CronSummary)
+            return None if known is None else msgspec.json.decode(known.summary, type=CronSummary)
         try:
             return msgspec.json.decode(row.definition, type=CronSummary)
         except msgspec.DecodeError:
             return None  # stored by a later version, in another format
 
     def _info(self, row: CronRow, view: ClusterSnapshot) -> CronInfo:
-        told = self._told(row.name, row)
-        seat = next((seat for seat in view.seats if seat.name == Seat.cron(row.name)), None)
+        summary = self._summary(row.name, row)
+        wanted = Seat.cron(row.name)
+        seat = next((seat for seat in view.seats if seat.name == wanted), None)
         holder = None if seat is None else seat.holder
         runner = next((each.name for each in view.runners if each.id == holder), None)
-        schedule = None if told is None else Schedule(told.schedule, timezone=told.timezone, cron=row.name)
-        due_at = None if told is None or schedule is None else _due_at(row, told, schedule)
+        schedule = _schedule(row.name, summary)
+        due_at = None if summary is None or schedule is None else _due_at(row, summary, schedule)
         return CronInfo(
             name=row.name,
             schedule="" if schedule is None else schedule.expression,
@@ -375,11 +379,20 @@ class Crons:
         )
 
 
-def _due_at(row: CronRow, told: CronSummary, schedule: Schedule) -> datetime:
+def _require_zone(at: datetime | None, what: str) -> None:
+    if at is not None and at.tzinfo is None:
+        raise ValueError(f"{what} is {at}, which has no time zone: add one, as in datetime(…, tzinfo=UTC)")
+
+
+def _schedule(cron: str, summary: CronSummary | None) -> Schedule | None:
+    return None if summary is None else Schedule(summary.schedule, timezone=summary.timezone, cron=cron)
+
+
+def _due_at(row: CronRow, summary: CronSummary, schedule: Schedule) -> datetime:
     """When the next tick without a verdict is, or was, due."""
     known = row.effective_from - timedelta(microseconds=1)
     last = known if row.last is None else max(row.last, known)
-    return schedule.next_after(last) + timedelta(seconds=told.jitter_s)
+    return schedule.next_after(last) + timedelta(seconds=summary.jitter_s)
 
 
 def _problem(row: CronRow, due_at: datetime | None, runner: str | None) -> str:
@@ -390,10 +403,6 @@ def _problem(row: CronRow, due_at: datetime | None, runner: str | None) -> str:
         why = "nobody holds it" if runner is None else f"{runner} holds it"
         return f"overdue by {late.total_seconds():.0f}s: {why}"
     return "nobody holds it" if runner is None else ""
-
-
-def _unknown(name: str, known: Iterable[str]) -> ValueError:
-    return ValueError(f"there is no cron {name!r} in this cluster: there are {', '.join(known) or 'none'}")
 
 
 def _tick(row: TickRow, schedule: Schedule | None) -> TickInfo:

@@ -14,12 +14,12 @@ A tick that was begun and cut off (its runner was lost) has had its verdict; `go
 While a cron is paused nothing begins: what was due before and has not begun is skipped as paused too.
 
 With overlap `skip` and `queue` one tick runs at a time, likewise with a tripped breaker. A tick whose turn comes while
-another runs waits: nothing is written of it, it stays due, and the next look decides again. So at most one waits, and
+another runs waits: nothing is written of it, it stays due, and the next pass decides again. So at most one waits, and
 it survives a change of holder.
 
 Promise:
-    What a look decides is the beginning of what is due, in order, without gap: each tick gets one verdict, in this look
-    or in a later one. However many are due, what a look returns is bounded by `most` and the number of pauses (C4).
+    What is decided is the beginning of what is due, in order, without gap: each tick gets one verdict, now or in a
+    later decision. However many are due, a decision is bounded by `most` and the number of pauses (C4).
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ class Decision:
     Args:
         verdicts: In the order of their ticks.
         waiting: The tick that runs when the run in progress has ended.
-        look_at: When the next tick is due; to look earlier does no harm.
+        decide_at: When the next tick is due; to decide earlier does no harm.
     """
 
     verdicts: tuple[RunTick | SkipTicks, ...]
     waiting: datetime | None
-    look_at: datetime
+    decide_at: datetime
 
 
 def decide(schedule: Schedule, policy: TickPolicy, known: CronProgress, now: datetime) -> Decision:

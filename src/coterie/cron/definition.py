@@ -32,16 +32,30 @@ class CronOptions(TypedDict, total=False):
     """The options of `@cluster.cron(name, schedule, …)`."""
 
     timezone: str
+    """The time zone of the schedule. Default: UTC."""
     group: str
+    """The group whose runners may run it. Default: `default`."""
     skip_if_older_than: Duration | None
+    """A tick that could not run for longer than this is skipped. None: no tick is skipped. Default: a day."""
     catch_up: CatchUp
+    """Which ticks run of those that were missed while no runner held the cron: `latest` (the default), `all` (at most
+    100) or `none`."""
     overlap: Overlap
+    """What happens to a tick while an earlier run is in progress: `allow` (the default) runs it concurrently, `skip`
+    drops it, `queue` makes it wait (at most one)."""
     from_previous: bool
+    """Whether the next tick is the one after the previous tick, however late that ran. Default: the newest due one."""
     jitter: Duration | None
+    """Delays ticks by up to this long, always by the same time for one name: it spreads crons over time."""
     timeout: Duration | None
+    """How long a run may take. Default: no limit."""
     retry: Retry | None
+    """Retry policy for a run that raises. Default: it is not retried."""
     breaker: Breaker | None
+    """After how many failures in a row ticks are skipped, and for how long. Default: never."""
     takeover_delay: Duration | None
+    """How long to wait after a runner was lost without deregistering: gives effects that cannot be fenced time to
+    end."""
 
 
 class CronSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
@@ -87,10 +101,10 @@ class Cron:
         return _hashed((self.schedule.expression, self.schedule.timezone))
 
     @cached_property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Its encoded `CronSummary`."""
         oldest = self.policy.skip_if_older_than
-        told = CronSummary(
+        summary = CronSummary(
             schedule=self.schedule.expression,
             timezone=self.schedule.timezone,
             jitter_s=self.policy.delay.total_seconds(),
@@ -100,14 +114,14 @@ class Cron:
             from_previous=self.policy.from_previous,
             timeout_s=self.timeout_s,
         )
-        return msgspec.json.encode(told).decode()
+        return msgspec.json.encode(summary).decode()
 
     @property
     def definition(self) -> Definition:
         """Its declaration to the cluster. Programs whose declarations differ do not take turns; while the part before
         the colon is the same, ticks stay due across the change [M8].
         """
-        fingerprint = f"{self.schedule_mark}:{_hashed((self.group, self.told, self.retry, self.policy.breaker))}"
+        fingerprint = f"{self.schedule_mark}:{_hashed((self.group, self.summary, self.retry, self.policy.breaker))}"
         return Definition(
             seat=self.seat, group=self.group, fingerprint=fingerprint, takeover_delay_s=self.takeover_delay_s
         )

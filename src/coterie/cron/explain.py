@@ -1,4 +1,7 @@
-"""A schedule in words. Pure: `0 3 * * MON` is "every Monday at 03:00, UTC"."""
+"""A schedule in words. Pure: `0 3 * * MON` is "every Monday at 03:00, UTC".
+
+cronsim has an `explain` too: it says "every seventh minute" of `*/7`, which is not true across hours, and "the 21th".
+"""
 
 from __future__ import annotations
 

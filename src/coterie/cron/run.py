@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,36 +24,35 @@ from coterie.cron.decide import CUT_OFF, goes_on, is_too_old
 from coterie.cron.tick import Tick
 from coterie.durable.unit import finish, work_of
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel import chaos, metrics, spans
-from coterie.kernel.context import ClusterContext, enter
+from coterie.kernel import chaos, metrics
+from coterie.kernel.context import enter
 from coterie.kernel.text import said, storable
 from coterie.storage.contracts.ticks import TickNote
 from coterie.storage.contracts.units import life_of_tick, unit_of_tick
-from coterie.work.limits import settled
+from coterie.work.context import context_of, in_span
+from coterie.work.limits import is_cancelled, settled
+from coterie.work.occupants import GRACE_S
+from coterie.work.while_held import while_held
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from datetime import datetime
 
     from coterie.cron.definition import Cron
-    from coterie.cron.registry import CronServices
     from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.ticks import Kind, Outcome, TickRow
+    from coterie.storage.interface import Written
+    from coterie.work.services import Services
 
     Key = tuple[Kind, datetime, int]
 
 log = logging.getLogger("coterie.cron")
 
-GRACE_S = 3.0
-"""How long a cancelled body may take to end before it is abandoned."""
 _CUT_SHORT_MOST = 4
 """How many more attempts than its policy says a tick gets because its runner was lost: one that kills its process each
 time must not do so for ever."""
 _BEAT_S = 1.0
 """Minimum interval between writes of heartbeats."""
-_AWAY_S = 0.2
-"""Pause between two attempts while the database is away."""
 _TEXT_MOST = 2_000
 """Characters of an error or a note that are stored."""
 _HERE = str(Path(__file__).parent)
@@ -64,22 +64,19 @@ class TickRun:
     """A tick that runs here.
 
     Args:
-        cron: Its cron.
         row: Its stored row, claimed by us.
-        tenure: The tenure under which it writes.
-        desk: The cron services of the runner.
         cut_off: Whether it had been claimed before, by us or another holder, and was not completed.
 
     Promise:
         Its outcome is written once, under the fence, or not at all.
     """
 
-    def __init__(self, cron: Cron, row: TickRow, tenure: Tenure, desk: CronServices, *, cut_off: bool = False) -> None:
+    def __init__(self, cron: Cron, row: TickRow, tenure: Tenure, services: Services, *, cut_off: bool = False) -> None:
         self._cron = cron
         self._row = row
         self._cut_off = cut_off
         self._tenure = tenure
-        self._desk = desk
+        self._services = services
         self._attempt = row.attempt
         self._errors = row.errors
         self._late_s = row.late_s
@@ -99,7 +96,7 @@ class TickRun:
         try:
             return await self._run()
         except LeadershipLost as error:
-            log.info("%s is left to another runner: %s", self, error)
+            log.info("%s continues on another runner: %s", self, error)
             return None
         finally:
             if self._beating is not None:
@@ -114,72 +111,57 @@ class TickRun:
             return await self._end("failed")
         if self._attempt == 1:
             due_at = self._row.at + self._cron.policy.delay if self._row.kind == "scheduled" else self._row.claimed_at
-            self._late_s = max(0.0, -self._desk.dial.until_s(due_at))
+            self._late_s = max(0.0, -self._services.dial.until_s(due_at))
             metrics.CRON_LATENESS.spread(self._cron.name).see(self._late_s)
+        now_s = asyncio.get_running_loop().time
         while True:
-            began = self._time()
-            self._count_begun()
+            began_s = now_s()
+            metrics.EXECUTIONS.of(self._cron.name, "cron").value += 1
+            self._meter()
             try:
-                problem = await self._tried()
+                problem = await self._run_attempt()
             finally:
-                took_s = self._time() - began
+                took_s = now_s() - began_s
                 metrics.EXECUTION_DURATION.spread(self._cron.name, "cron").see(took_s)
             if problem is None:
                 return await self._end("ran", took_s)
             self._fail(problem)
-            pause_s = None if self._cron.retry is None else self._cron.retry.delay_s(self._attempt, self._desk.chance)
+            pause_s = (
+                None if self._cron.retry is None else self._cron.retry.delay_s(self._attempt, self._services.chance)
+            )
             if pause_s is None:
                 return await self._end("failed", took_s)
-            await self._insist(self._noted(took_s=took_s))
+            await self._write(self._new_note(took_s=took_s))
             await asyncio.sleep(pause_s)
-            await self._insist(self._noted(again=True, took_s=took_s))
+            await self._write(self._new_note(again=True, took_s=took_s))
             self._attempt += 1
 
     async def _goes_on(self) -> bool:
         """Whether it gets another attempt. Its steps are read from storage only if that matters."""
-        now = self._desk.dial.now()
+        now = self._services.dial.now()
         has_steps = is_too_old(self._cron.policy, self._row.at, now) and await self._has_steps()
         manual = self._row.kind == "manual"
         return goes_on(self._cron.policy, self._row.at, manual=manual, has_steps=has_steps, now=now)
 
     async def _has_steps(self) -> bool:
-        while self._tenure.held:
-            try:
-                return bool(await self._desk.units.steps(self._unit))
-            except PersistenceError as error:
-                log.info("%s waits for the database: %s", self, error)
-                await asyncio.sleep(_AWAY_S)
-        raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
-
-    def _count_begun(self) -> None:
-        name = self._cron.name
-        metrics.EXECUTIONS.of(name, "cron").value += 1
-        self._meter()
+        steps = partial(self._services.units.steps, self._unit)
+        return bool(await while_held(self._tenure.require_held, steps, what=self, log=log))
 
     def _meter(self) -> None:
-        metrics.LAST_EXECUTION.of(self._cron.name, "cron").value = self._desk.dial.now().timestamp()
+        metrics.LAST_EXECUTION.of(self._cron.name, "cron").value = self._services.dial.now().timestamp()
 
-    async def _tried(self) -> str | None:
+    async def _run_attempt(self) -> str | None:
         """One attempt. Returns: the error text, if it failed."""
-        enter(
-            ClusterContext(
-                runner_id=self._tenure.claim.runner,
-                runner_address=self._tenure.address,
-                name=self._cron.name,
-                is_leader=True,
-                epoch=self._tenure.epoch,
-                seat=self._tenure.seat,
-                attempt=self._attempt,
-            )
-        )
+        enter(context_of(self._tenure, self._cron.name, attempt=self._attempt))
         try:
             if chaos.on:
                 chaos.saw("tick", f"{self._cron.name} of {self._row.at:%Y-%m-%dT%H:%M:%S}, attempt {self._attempt}")
                 await chaos.point("cron.before_body")
-            await self._spanned(self._within_timeout(self._called()))
+            work = self._within_timeout(self._call_body())
+            facts: dict[str, str | int] = {"tick": self._row.at.isoformat(), "attempt": self._attempt}
+            await in_span(work, f"cron.{self._cron.name}", self._tenure, **facts)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             return "its body was cancelled, by itself"
         except Exception as error:
@@ -192,15 +174,7 @@ class TickRun:
                 await self._work.end_branches()
         return None
 
-    def _spanned(self, attempt: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
-        if not spans.on:
-            return attempt
-        claim = self._tenure.claim
-        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
-        facts |= {"coterie.tick": self._row.at.isoformat(), "coterie.attempt": self._attempt}
-        return spans.spanned(attempt, f"cron.{self._cron.name}", facts)
-
-    async def _called(self) -> None:
+    async def _call_body(self) -> None:
         work = self._work = self._new_work()
         work.places.begin()
         await self._cron.body(self._tick(work))
@@ -209,7 +183,7 @@ class TickRun:
         if self._cron.timeout_s is None:
             await body
             return
-        task = self._desk.tasks.spawn(body, name=f"body of {self._cron.name}", report=False)
+        task = self._services.tasks.spawn(body, name=f"body of {self._cron.name}", report=False)
         try:
             await settled([task], limit_s=self._cron.timeout_s)
         except asyncio.CancelledError:
@@ -222,7 +196,7 @@ class TickRun:
         task.cancel()
         await settled([task], limit_s=GRACE_S)
         if not task.done():
-            log.error("%s ignored its cancellation for %gs and is left behind", self, GRACE_S)
+            log.error("%s ignored its cancellation for %gs and is abandoned; what it writes is refused", self, GRACE_S)
         raise TimeoutError(f"it did not end within {self._cron.timeout_s:g}s")
 
     def _tick(self, work: DurableWork) -> Tick:
@@ -232,18 +206,15 @@ class TickRun:
             attempt=self._attempt,
             manual=self._row.kind == "manual",
             work=work,
-            cluster=self._desk.cluster,
+            services=self._services,
             tenure=self._tenure,
-            storage=self._desk.storage,
-            tasks=self._desk.tasks,
             beat=self._beat,
-            transaction_limit_s=self._desk.settings.transaction_limit.total_seconds(),
         )
 
     def _new_work(self) -> DurableWork:
         """Its steps; loaded when the first one is called."""
         return work_of(
-            self._desk,
+            self._services,
             self._tenure,
             unit=self._unit,
             kind="tick",
@@ -263,14 +234,14 @@ class TickRun:
             self._beating.cancel()
         if chaos.on:
             await chaos.point("cron.before_outcome")
-        await self._insist(self._noted(outcome=outcome, took_s=took_s, reason=reason))
+        await self._write(self._new_note(outcome=outcome, took_s=took_s, reason=reason))
         self._meter()
         metrics.CRON_TICKS.of(self._cron.name, outcome).value += 1
         if self._cut_off or (self._work is not None and self._work.is_open):  # a former attempt may have begun its unit
-            await finish(self._work or self._new_work(), self._desk.units, self._tenure)
+            await finish(self._work or self._new_work(), self._services, self._tenure)
         return outcome
 
-    def _noted(
+    def _new_note(
         self,
         *,
         outcome: Outcome | None = None,
@@ -297,49 +268,44 @@ class TickRun:
             reason=reason,
         )
 
-    async def _insist(self, write: TickNote) -> None:
-        """Write, retrying while we hold the seat.
+    async def _write(self, note: TickNote) -> None:
+        """Write its row, retrying while we hold the seat.
 
         Raises:
             LeadershipLost: We do not hold it any more.
         """
-        level = logging.INFO
-        while self._tenure.held:
-            try:
-                told = await self._desk.storage.ticks.note(write)
-            except PersistenceError as error:
-                log.log(level, "%s waits for the database: %s", self, error)
-                metrics.STATE_ERRORS.of(self._cron.name, "cron").value += 1
-                level = logging.DEBUG  # once per wait
-                self._in_doubt = self._in_doubt or error.outcome == "unknown"
-                await asyncio.sleep(_AWAY_S)
-                continue
-            if told == "fenced":
-                break
-            if told == "conflict" and not self._in_doubt:
-                log.warning("%s is over, though nobody here has ended it: was its row changed by hand?", self)
-            self._in_doubt = False
-            return
-        raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+        written = await while_held(self._tenure.require_held, partial(self._try_to_write, note), what=self, log=log)
+        if written == "fenced":
+            raise self._tenure.lost()
+        if written == "conflict" and not self._in_doubt:
+            log.warning(
+                "%s has an outcome already, which this runner did not write: was its row changed by hand?", self
+            )
+        self._in_doubt = False
+
+    async def _try_to_write(self, note: TickNote) -> Written:
+        try:
+            return await self._services.storage.ticks.note(note)
+        except PersistenceError as error:
+            metrics.STATE_ERRORS.of(self._cron.name, "cron").value += 1
+            self._in_doubt = self._in_doubt or error.outcome == "unknown"
+            raise
 
     def _beat(self, note: str, done: int | None, total: int | None) -> None:
         self._note = storable(note[:_TEXT_MOST]), done, total
         if self._beating is None or self._beating.done():
-            self._beating = self._desk.tasks.spawn(self._write_beat(), name=f"beat {self._cron.name}", report=False)
+            self._beating = self._services.tasks.spawn(self._write_beat(), name=f"beat {self._cron.name}", report=False)
 
     async def _write_beat(self) -> None:
         while True:
             written = self._note
             try:
-                await self._desk.storage.ticks.note(self._noted())
+                await self._services.storage.ticks.note(self._new_note())
             except PersistenceError as error:
-                log.info("a heartbeat of %s is not written yet: %s", self, error)
+                log.info("the heartbeat of %s could not be written, and is written again soon: %s", self, error)
             await asyncio.sleep(_BEAT_S)
             if self._note == written:
                 return
-
-    def _time(self) -> float:
-        return asyncio.get_running_loop().time()
 
     def __str__(self) -> str:
         return f"tick {self._row.at:%Y-%m-%dT%H:%M:%SZ} of cron {self._cron.name!r}"

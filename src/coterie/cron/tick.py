@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from coterie.durable.unit import Steps
-from coterie.errors import LeadershipLost
-from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.text import countable
 from coterie.storage.contracts.messages import Commit
 from coterie.work.limits import settled
+from coterie.work.transaction import open_transaction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -19,10 +18,9 @@ if TYPE_CHECKING:
 
     from coterie.cluster import Cluster
     from coterie.durable.steps import DurableWork
-    from coterie.entities.persisted.transaction import Transaction
-    from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.interface import Storage
+    from coterie.work.services import Services
+    from coterie.work.transaction import Transaction
 
     Beat = Callable[[str, int | None, int | None], None]
 
@@ -48,25 +46,20 @@ class Tick(Steps):
         scheduled_at: datetime,
         attempt: int,
         manual: bool,
-        cluster: Cluster,
+        services: Services,
         tenure: Tenure,
-        storage: Storage,
         work: DurableWork,
-        tasks: Tasks,
         beat: Beat,
-        transaction_limit_s: float,
     ) -> None:
         super().__init__(work)
         self.name = name
         self.scheduled_at = scheduled_at
         self.attempt = attempt
         self.manual = manual
-        self.cluster = cluster
+        self.cluster: Cluster = services.cluster
+        self._services = services
         self._tenure = tenure
-        self._storage = storage
-        self._tasks = tasks
         self._beat = beat
-        self._transaction_limit_s = transaction_limit_s
 
     @property
     def epoch(self) -> int:
@@ -86,8 +79,8 @@ class Tick(Steps):
         Raises:
             LeadershipLost: It does not.
         """
-        if not self._tenure.held or not await self._storage.states.verify(self._tenure.claim):
-            raise self._lost()
+        if not self._tenure.held or not await self._services.storage.states.verify(self._tenure.claim):
+            raise self._tenure.lost()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -97,19 +90,12 @@ class Tick(Steps):
             LeadershipLost: Another runner holds it. Nothing was written.
             TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing was written.
         """
-        if not self._tenure.held:
-            raise self._lost()
-        transaction = self._storage.transaction(limit_s=self._transaction_limit_s)
-        token = transacting.set(OpenTransaction(f"cron {self.name!r}", transaction))
-        try:
+        services, limit_s = self._services, self._services.settings.transaction_limit.total_seconds()
+        who = f"cron {self.name!r}"
+        async with open_transaction(services.storage, self._tenure, who=who, limit_s=limit_s) as transaction:
             yield transaction
-        except BaseException:
-            await transaction.rollback()
-            raise
-        finally:
-            transacting.reset(token)
         # Completed even if we are cancelled: then its outcome is not awaited.
-        commit = self._tasks.spawn(self._commit(transaction), name=f"commit {self.name}", report=False)
+        commit = services.tasks.spawn(self._commit(transaction), name=f"commit {self.name}", report=False)
         commit.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.shield(commit)
@@ -120,10 +106,7 @@ class Tick(Steps):
 
     async def _commit(self, transaction: Any) -> None:
         if await transaction.commit(Commit(self._tenure.claim)) != "written":
-            raise self._lost()
-
-    def _lost(self) -> LeadershipLost:
-        return LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+            raise self._tenure.lost()
 
     def __repr__(self) -> str:
         return f"<Tick of {self.name!r} at {self.scheduled_at:%Y-%m-%dT%H:%M:%SZ}, attempt {self.attempt}>"

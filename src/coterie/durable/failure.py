@@ -54,7 +54,7 @@ def unpack(data: bytes) -> Exception:
     failure = _decoder.decode(data)
     if failure.facts is not None:
         return CoterieError.from_wire(failure.name, failure.facts)
-    kind = _found(failure.module, failure.name)
+    kind = _class_of(failure.module, failure.name)
     if kind is not None and failure.args is not None:
         try:
             made = kind(*failure.args)
@@ -80,7 +80,7 @@ def _arguments(error: BaseException) -> list[Any] | None:
         return None
 
 
-def _found(module: str, name: str) -> type[Exception] | None:
+def _class_of(module: str, name: str) -> type[Exception] | None:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -11,28 +11,27 @@ the code has diverged, nothing more is stored, even if the body catches the erro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.durable.position import Places
 from coterie.errors import LeadershipLost, PersistenceError, StepDiverged
 from coterie.kernel.context import refuse_in_transaction
 from coterie.storage.contracts.units import StepWrite
+from coterie.work.while_held import AWAY_S, while_held
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
     from coterie.durable.position import Place
-    from coterie.kernel.clock import Dial
-    from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import DeferredRow, StepRow, UnitSnapshot, UnitStore
+    from coterie.storage.contracts.units import DeferredRow, StepResult, StepRow, UnitSnapshot
+    from coterie.work.services import Services
 
 log = logging.getLogger("coterie.workflows")
-
-AWAY_S = 0.2
-"""Pause between two attempts while the database is away."""
 
 
 class Journal:
@@ -40,24 +39,20 @@ class Journal:
 
     Args:
         unit: Its key.
-        open: Loads it when the first step is called.
+        services: The services of its runner.
         tenure: The tenure under which it writes.
-        units: Where it is stored.
-        dial: The database's clock.
+        open: Loads it when the first step is called; None: the seat is not held.
         life: The life of the unit, unless another one is stored.
-        tasks: Runs loads and writes in the background.
     """
 
     def __init__(
         self,
         unit: str,
-        *,
-        open: Callable[[], Awaitable[UnitSnapshot]],
+        services: Services,
         tenure: Tenure,
-        units: Callable[[], UnitStore],
-        dial: Dial,
-        tasks: Tasks,
-        life: int,
+        *,
+        open: Callable[[], Awaitable[UnitSnapshot | None]],
+        life: int = 0,
     ) -> None:
         self.unit = unit
         self.places = Places(unit)
@@ -67,10 +62,9 @@ class Journal:
         self.on_halt: Callable[[], None] | None = None
         """Called when continuing is pointless: the code diverged, or the seat is lost."""
         self._open = open
+        self._services = services
         self._tenure = tenure
-        self._units = units
-        self._dial = dial
-        self._tasks = tasks
+        self._dial = services.dial
         self._opening: asyncio.Task[UnitSnapshot] | None = None
         self._is_loaded = False
         self.life = life
@@ -99,42 +93,33 @@ class Journal:
         return await asyncio.shield(self._opening)
 
     async def _load(self) -> UnitSnapshot:
-        while True:
-            self.require_held()
-            asked, hints = self._dial.now(), self._hints.came
-            try:
-                loaded = await self._open()
-            except PersistenceError as error:
-                tell_waiting(self.unit, error)
-                await asyncio.sleep(AWAY_S)
-                continue
-            self.places.learn(loaded.steps)
-            self._hear(loaded, asked, hints)
-            self.life = loaded.row.life
-            self._is_loaded = True
-            return loaded
+        loaded = await while_held(self.require_held, partial(self._read, self._open), what=self.unit, log=log)
+        self.places.add(loaded.steps)
+        self.life = loaded.row.life
+        self._is_loaded = True
+        return loaded
 
-    async def _look(self) -> None:
+    async def _read_values(self) -> None:
         """Read the values of deferreds again; if the database is away, return after a pause."""
-        asked, hints = self._dial.now(), self._hints.came
         try:
-            loaded = await self._units().load(self._tenure.claim, self.unit)
+            await self._read(partial(self._services.units.load, self._tenure.claim, self.unit))
         except PersistenceError as error:
-            log.info("%s looks for values later: %s", self.unit, error)
+            log.info("%s could not read the values it waits for, and reads them again soon: %s", self.unit, error)
             await asyncio.sleep(AWAY_S)
-            return
+
+    async def _read(self, load: Callable[[], Awaitable[UnitSnapshot | None]]) -> UnitSnapshot:
+        asked, hints = self._dial.now(), self._hints.came
+        loaded = await load()
         if loaded is None:
             raise self.lost()
-        self._hear(loaded, asked, hints)
-
-    def _hear(self, loaded: UnitSnapshot, asked: datetime, hints: int) -> None:
-        self._dial.hear(loaded.now, asked=asked)
+        self._dial.observe(loaded.now, asked=asked)
         self._read_at = loaded.now
         self._hints.read = max(self._hints.read, hints)
         known = len(self._deferreds)
         self._deferreds |= {each.name: each for each in loaded.deferreds}
         if len(self._deferreds) > known:
             self._hints.wake()  # one branch may have found what another waits for
+        return loaded
 
     def hint(self) -> None:
         """A value may have arrived."""
@@ -145,15 +130,15 @@ class Journal:
         """The value of a deferred, if it is known to have arrived."""
         return self._deferreds.get(name)
 
-    def _found(self, place: Place) -> StepRow | None:
+    def _row_at(self, place: Place) -> StepRow | None:
         try:
-            return self.places.stored(place)
+            return self.places.row_at(place)
         except StepDiverged as error:
             raise self.halt(error) from None
 
     # Writing
 
-    async def _stored(
+    async def _store(
         self,
         place: Place,
         *,
@@ -185,36 +170,27 @@ class Journal:
             error=error,
             due_s=due_s,
         )
-        while True:
-            if self.halted is not None:
-                self.require_same_way()
-            self.require_held()
-            asked = self._dial.now()
-            try:
-                told = await self._units().step(write)
-            except PersistenceError as failure:
-                tell_waiting(self._what(place), failure)
-                await asyncio.sleep(AWAY_S)
-                continue
-            if told.row is None or told.told in ("fenced", "over"):
-                raise self.lost()
-            self._dial.hear(told.now, asked=asked)  # sleeps are measured by the clock that set their end
-            self.places.learn([told.row])
-            return told.row
+        result = await while_held(
+            self.require_may_write, partial(self._try_to_store, write), what=self._what(place), log=log
+        )
+        if result.row is None or result.told in ("fenced", "over"):
+            raise self.lost()
+        self.places.add([result.row])
+        return result.row
 
-    async def insist(self, write: Callable[[], Awaitable[Any]]) -> None:
-        """Retry a write while we hold the seat. It does not matter whether the write was refused."""
-        while self._tenure.held:
-            try:
-                await write()
-            except PersistenceError as failure:
-                tell_waiting(self.unit, failure)
-                await asyncio.sleep(AWAY_S)
-            else:
-                return
+    async def _try_to_store(self, write: StepWrite) -> StepResult:
+        asked = self._dial.now()
+        result = await self._services.units.step(write)
+        self._dial.observe(result.now, asked=asked)  # sleeps are measured by the clock that set their end
+        return result
+
+    async def retry_write(self, write: Callable[[], Awaitable[Any]]) -> None:
+        """Retry a write until the database answers, or we lose the seat."""
+        with contextlib.suppress(LeadershipLost):
+            await while_held(self._tenure.require_held, write, what=self.unit, log=log)
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        task = self._tasks.spawn(work, name=name, report=False)
+        task = self._services.tasks.spawn(work, name=name, report=False)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks the error as retrieved
         return task
 
@@ -230,8 +206,15 @@ class Journal:
         if isinstance(self.halted, StepDiverged):
             raise self.halted
 
+    def require_may_write(self) -> None:
+        """Raise unless we hold the seat and the code has not diverged."""
+        if self.halted is not None:
+            self.require_same_way()
+        self.require_held()
+
     def lost(self) -> BaseException:
-        return self.halt(LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch))
+        """The seat is lost: halt the unit, and return the error to raise."""
+        return self.halt(self._tenure.lost())
 
     def halt(self, error: BaseException) -> BaseException:
         """Record why the unit cannot continue, and return the error to raise. A real error replaces a cancellation."""
@@ -264,9 +247,3 @@ class Hints:
     async def wait(self) -> None:
         """Wait for the next wake-up."""
         await self._news.wait()
-
-
-def tell_waiting(what: str, error: PersistenceError) -> None:
-    """Log that an operation failed and is retried; as a warning if the database refused it, since that may last."""
-    level = logging.WARNING if error.outcome == "refused" else logging.INFO
-    log.log(level, "%s waits for the database: %s", what, error)

@@ -12,6 +12,7 @@ cannot nest: a stored step does not run again, and the steps that it called woul
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,8 +22,7 @@ from coterie.errors import StepDiverged
 from coterie.kernel.text import storable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable, Iterator, Mapping
     from contextvars import Token
 
     from coterie.storage.contracts.units import StepKind, StepRow
@@ -71,20 +71,25 @@ class Places:
         self._unit = unit
         self._rows: dict[tuple[str, int], StepRow] = {}
 
-    def learn(self, rows: Iterable[StepRow]) -> None:
+    def add(self, rows: Iterable[StepRow]) -> None:
         """Add stored rows."""
         for row in rows:
             self._rows[row.branch, row.position] = row
 
     def begin(self) -> None:
         """Make the current task the root, so that tasks it starts are branches, even if they call a step first."""
-        self.stand(Branch("", asyncio.current_task()))
+        self.enter(Branch("", asyncio.current_task()))
 
-    def inside(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def inside(self) -> Iterator[None]:
         """A block in which a step runs."""
-        return _Inside(self)
+        token = self.enter(_INSIDE)
+        try:
+            yield
+        finally:
+            _here.reset(token)
 
-    def take(self, kind: StepKind, name: str, digest: bytes = b"") -> Place:
+    def next_place(self, kind: StepKind, name: str, digest: bytes = b"") -> Place:
         """The next place of the current branch.
 
         Raises:
@@ -95,9 +100,9 @@ class Places:
         branch.next += 1
         return place
 
-    def take_child(self, name: str, *, formerly: str) -> Place:
+    def next_child(self, name: str, *, formerly: str) -> Place:
         """The next place of this branch for a child; `formerly` is the name that version 0.1 stored there."""
-        place = self.take("child", name)
+        place = self.next_place("child", name)
         row = self._rows.get((place.branch, place.position))
         is_former = row is not None and (row.kind, row.name) == ("child", formerly)
         return Place(place.branch, place.position, "child", formerly) if is_former else place
@@ -107,14 +112,14 @@ class Places:
         """Whether a child was ever started."""
         return any(row.kind == "child" for row in self._rows.values())
 
-    def take_undo(self, name: str, digest: bytes) -> Place:
+    def next_compensation(self, name: str, digest: bytes) -> Place:
         """The next place of this branch for a compensation. The order of branches differs from run to run."""
         branch = self._outside("compensation", name)
         place = Place(f"undo {branch.path}".rstrip(), branch.undos, "compensation", name, digest)
         branch.undos += 1
         return place
 
-    def stored(self, place: Place) -> StepRow | None:
+    def row_at(self, place: Place) -> StepRow | None:
         """The row stored at a place.
 
         Raises:
@@ -140,7 +145,7 @@ class Places:
         row = self._rows.get((branch.path, branch.next))
         if row is not None and (row.kind, row.name) != ("patch", name):
             return False, None
-        place = self.take("patch", name)
+        place = self.next_place("patch", name)
         return True, None if row is not None else place
 
     def _outside(self, kind: StepKind, name: str) -> Branch:
@@ -163,31 +168,16 @@ class Places:
         inherited.children += 1
         self.is_branched = True
         branch = Branch(path, task)
-        self.stand(branch)
+        self.enter(branch)
         return branch
 
-    def stand(self, branch: Branch) -> Token[Mapping[Places, Branch]]:
+    def enter(self, branch: Branch) -> Token[Mapping[Places, Branch]]:
         """Continue here in a branch."""
         return _here.set({**_here.get(_NONE), self: branch})
 
-    def leave(self) -> None:
+    def exit(self) -> None:
         """The unit is over; the current task continues without it."""
         _here.set({places: branch for places, branch in _here.get(_NONE).items() if places is not self})
-
-
-class _Inside:
-    """A block in which a step of a unit runs."""
-
-    __slots__ = ("_places", "_token")
-
-    def __init__(self, places: Places) -> None:
-        self._places = places
-
-    def __enter__(self) -> None:
-        self._token = self._places.stand(_INSIDE)
-
-    def __exit__(self, *exc: object) -> None:
-        _here.reset(self._token)
 
 
 def _shown(kind: str, name: str) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import blake2b
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 from coterie.durable import failure
 from coterie.durable.position import named
@@ -31,22 +31,21 @@ from coterie.errors import (
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN, codec_for
+from coterie.work.context import facts_of
+from coterie.work.limits import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from coterie.durable.position import Place
-    from coterie.durable.token import Tokens
-    from coterie.kernel.clock import Dial
-    from coterie.kernel.random import Random
     from coterie.kernel.serialization.codec import Codec
-    from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import StepRow, UnitSnapshot, UnitStore
+    from coterie.storage.contracts.units import StepRow, UnitSnapshot
+    from coterie.work.services import Services
 
 
 _PLAIN = (str, int, float, bool, bytes, datetime, type(None))
-_UNTOLD = object()
+_MISSING = object()
 
 
 def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, Any]:
@@ -86,16 +85,16 @@ def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
 @lru_cache(maxsize=4096)
 def _codec(fn: Callable[..., Any]) -> Codec[Any] | None:
     """The codec of the return annotation; None: there is no annotation."""
-    said = getattr(fn, "__annotations__", {})
-    asked = SimpleNamespace(__annotations__={name: said[name] for name in ("return",) if name in said})
+    annotations = getattr(fn, "__annotations__", {})
+    asked = SimpleNamespace(__annotations__={name: annotations[name] for name in ("return",) if name in annotations})
     try:
-        told = get_type_hints(asked, globalns=getattr(fn, "__globals__", {})).get("return", _UNTOLD)
+        found = get_type_hints(asked, globalns=getattr(fn, "__globals__", {})).get("return", _MISSING)
     except (NameError, TypeError, AttributeError):
-        told = _UNTOLD  # a name that exists for type checkers only
-    if told is _UNTOLD or told is Any:
+        found = _MISSING  # a name that exists for type checkers only
+    if found is _MISSING or found is Any:
         return None
     try:
-        return codec_for(told)
+        return codec_for(found)
     except ConfigurationError:
         return None
 
@@ -132,13 +131,24 @@ _UNREAD: Any = object()
 """Stands for a value that is known only in its stored form."""
 
 
+class StepCall(NamedTuple):
+    """A step that was called, at its place."""
+
+    place: Place
+    fn: Callable[..., Awaitable[Any]]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    retry: Retry | None = None
+    timeout_s: float | None = None
+    keep: bool = True
+    """Whether its result is needed again."""
+
+
 class DurableWork(WaitingWork):
     """The steps of one unit.
 
     Args:
-        chance: For the jitter of pauses.
-        most_bytes: The largest size of a result.
-        retry: The retry policy of steps that raise; None: no retries. For the others see `WaitingWork`.
+        retry: The retry policy of steps that raise; None: no retries. For the others see `Journal`.
 
     Promise:
         A stored step never runs again, and returns what is stored (W1). Code that diverges from what is stored gets
@@ -148,22 +158,16 @@ class DurableWork(WaitingWork):
     def __init__(
         self,
         unit: str,
-        *,
-        open: Callable[[], Awaitable[UnitSnapshot]],
+        services: Services,
         tenure: Tenure,
-        units: Callable[[], UnitStore],
-        tokens: Callable[[], Tokens],
-        dial: Dial,
-        chance: Random,
-        tasks: Tasks,
-        most_bytes: int,
+        *,
+        open: Callable[[], Awaitable[UnitSnapshot | None]],
         life: int = 0,
         retry: Retry | None = None,
     ) -> None:
-        super().__init__(unit, open=open, tenure=tenure, units=units, tokens=tokens, dial=dial, tasks=tasks, life=life)
+        super().__init__(unit, services, tenure, open=open, life=life)
         self.retry = retry
-        self._chance = chance
-        self._most_bytes = most_bytes
+        self._most_bytes = services.settings.frame_limit
 
     def step(
         self,
@@ -176,8 +180,8 @@ class DurableWork(WaitingWork):
         timeout_s: float | None = None,
     ) -> Coroutine[Any, Any, T]:
         """Run a function once and return its result, in this and every later run."""
-        place = self.places.take("step", named(name, "a step"), digest(args, kwargs))
-        return self.run(place, fn, args, kwargs, retry=retry or self.retry, timeout_s=timeout_s)
+        place = self.places.next_place("step", named(name, "a step"), digest(args, kwargs))
+        return self.run(StepCall(place, fn, args, kwargs, retry or self.retry, timeout_s))
 
     def patch(self, name: str) -> bool:
         """Whether the new code runs here. The marker is stored before any later step, unless none may follow."""
@@ -188,84 +192,57 @@ class DurableWork(WaitingWork):
         return is_new
 
     async def _mark(self, place: Place) -> None:
-        with self.at_work:
-            await self._stored(place, wait=False)
+        with self.at_work():
+            await self._store(place, wait=False)
 
-    async def run(
-        self,
-        place: Place,
-        fn: Callable[..., Awaitable[T]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        retry: Retry | None,
-        timeout_s: float | None,
-        keep: bool = True,
-    ) -> T:
-        """Run the step at a place, unless it is stored. Without `keep` its result is not needed again."""
+    async def run(self, step: StepCall) -> Any:
+        """Run a step, unless it is stored."""
         if not self._is_loaded:
             await self.opened()
-        row, value = self._found(place), _UNREAD
+        row, value = self._row_at(step.place), _UNREAD
         if row is None or not row.done:
-            if keep:
+            if step.keep:
                 await self.may_go_on()
             self.require_held()
-            row, value = await self._ran(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s, keep=keep)
+            row, value = await self._run_and_store(step)
         if row.error is not None:
             raise await self.after_others(failure.unpack(row.error))
-        if not keep:
-            return cast("T", None)
-        return cast("T", self._read(place, fn, row) if value is _UNREAD else value)
+        if not step.keep:
+            return None
+        return self._decoded(step, row) if value is _UNREAD else value
 
-    def _read(self, place: Place, fn: Callable[..., Any], row: StepRow) -> Any:
+    def _decoded(self, step: StepCall, row: StepRow) -> Any:
+        place = step.place
         try:
-            return decoded(fn, row.value or b"", what=self._what(place))
+            return decoded(step.fn, row.value or b"", what=self._what(place))
         except MalformedMessage as error:  # it decoded when it was stored: the code has changed
             found = f"{place.name}, whose result is another one now ({error.problem})"
             raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
 
-    async def _ran(
-        self,
-        place: Place,
-        fn: Callable[..., Awaitable[Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        retry: Retry | None,
-        timeout_s: float | None,
-        keep: bool,
-    ) -> tuple[StepRow, Any]:
+    async def _run_and_store(self, step: StepCall) -> tuple[StepRow, Any]:
         """Run and store a step. Returns: the stored row, and its value if that is known without decoding."""
-        data = error = None
-        with self.at_work:
+        place, data, error = step.place, None, None
+        with self.at_work():
             try:
-                value = await self._tried(place, fn, args, kwargs, retry=retry, timeout_s=timeout_s)
-                if keep:
-                    data, value = encoded(fn, value, what=self._what(place))
+                value = await self._run_with_retries(step)
+                if step.keep:
+                    data, value = encoded(step.fn, value, what=self._what(place))
                     if len(data) > self._most_bytes:
                         require_small(data, what=self._what(place), most_bytes=self._most_bytes)
             except (LeadershipLost, StepDiverged) as reason:
                 raise self.halt(reason) from None
             except Exception as raised:
-                log.info("%s has failed for good", self._what(place), exc_info=raised)
+                log.info("%s failed, and is not retried", self._what(place), exc_info=raised)
                 data, value, error = None, _UNREAD, failure.pack(raised)
             if chaos.on:
                 chaos.saw("step", f"{place.name} of {self.unit}")
                 await chaos.point("workflows.before_step")
-            row = await self._stored(place, value=data, error=error)
+            row = await self._store(place, value=data, error=error)
             metrics.STEPS.of("ok" if row.error is None else "failed").value += 1
             return row, value if row.value is data else _UNREAD  # an earlier attempt may have stored another value
 
-    async def _tried(
-        self,
-        place: Place,
-        fn: Callable[..., Awaitable[Any]],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        retry: Retry | None,
-        timeout_s: float | None,
-    ) -> Any:
+    async def _run_with_retries(self, step: StepCall) -> Any:
+        place, fn, args, kwargs, retry, timeout_s, _ = step
         attempt = unreached = 0
         while True:
             try:
@@ -276,20 +253,19 @@ class DurableWork(WaitingWork):
             except (LeadershipLost, StepDiverged):
                 raise
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if self.closed or task is None or task.cancelling():
+                if self.closed or is_cancelled():
                     raise
                 raise RuntimeError("it was cancelled, by itself") from None
             except TRANSIENT as error:
                 unreached += 1
-                pause_s = _UNREACHED.delay_s(unreached, self._chance)
-                log.info("%s is tried again, somebody could not be reached: %s", self._what(place), error)
+                pause_s = _UNREACHED.delay_s(unreached, self._services.chance)
+                log.info("%s is retried, its receiver could not be reached: %s", self._what(place), error)
             except Exception as error:
                 attempt += 1
-                pause_s = None if retry is None else retry.delay_s(attempt, self._chance)
+                pause_s = None if retry is None else retry.delay_s(attempt, self._services.chance)
                 if pause_s is None:
                     raise
-                log.info("%s is tried again after %r", self._what(place), error)
+                log.info("%s is retried after %r", self._what(place), error)
             self.require_held()
             await asyncio.sleep(pause_s or 0.0)
             self.require_held()  # a runner that was frozen here must not run what its successor has stored
@@ -298,10 +274,6 @@ class DurableWork(WaitingWork):
         async with asyncio.timeout(timeout_s):
             if not spans.on:
                 return await work
-            with spans.span(f"step.{place.name}", self._facts(attempt)):
+            facts = facts_of(self._tenure) | {"coterie.unit": self.unit, "coterie.attempt": attempt}
+            with spans.span(f"step.{place.name}", facts):
                 return await work
-
-    def _facts(self, attempt: int) -> dict[str, str | int]:
-        claim = self._tenure.claim
-        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
-        return facts | {"coterie.unit": self.unit, "coterie.attempt": attempt}

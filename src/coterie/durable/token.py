@@ -50,8 +50,8 @@ class Tokens:
 
     def make(self, unit: str, name: str, *, life: int = 0, takes: Any = None) -> str:
         """The token of a deferred. Constant in one life of its unit, so that it exists before its row does."""
-        told = msgspec.msgpack.encode(TokenParts(unit, name, life, takes) if life else (unit, name))
-        return _MARK + base64.urlsafe_b64encode(self._mac(told) + told).decode().rstrip("=")
+        data = msgspec.msgpack.encode(TokenParts(unit, name, life, takes) if life else (unit, name))
+        return _MARK + base64.urlsafe_b64encode(self._mac(data) + data).decode().rstrip("=")
 
     def read(self, token: Any) -> TokenParts:
         """Verify and decode a token.
@@ -66,10 +66,10 @@ class Tokens:
             data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise MalformedToken from None
-        mac, told = data[:_MAC_BYTES], data[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(told)):
+        mac, data = data[:_MAC_BYTES], data[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(data)):
             raise MalformedToken
-        return _decoder.decode(told)
+        return _decoder.decode(data)
 
-    def _mac(self, told: bytes) -> bytes:
-        return blake2b(told, key=self._secret, digest_size=_MAC_BYTES, person=b"deferred").digest()
+    def _mac(self, data: bytes) -> bytes:
+        return blake2b(data, key=self._secret, digest_size=_MAC_BYTES, person=b"deferred").digest()

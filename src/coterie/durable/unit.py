@@ -6,22 +6,18 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from coterie.durable.steps import DurableWork
-from coterie.errors import LeadershipLost
 from coterie.kernel.text import storable
 from coterie.storage.contracts.units import UnitEnd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-    from coterie.durable.token import Tokens
     from coterie.durable.waits import Deferred
-    from coterie.kernel.clock import Dial
     from coterie.kernel.durations import Duration
     from coterie.kernel.random import Random
-    from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.settings import Settings
-    from coterie.storage.contracts.units import UnitKind, UnitSnapshot, UnitStore
+    from coterie.storage.contracts.units import UnitKind
+    from coterie.work.services import Services
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,44 +71,15 @@ class Steps:
         return self._work.deferred(name, type)
 
 
-class DurableHost(Protocol):
-    """What durable work needs from its runner."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def units(self) -> UnitStore: ...
-    @property
-    def dial(self) -> Dial: ...
-    @property
-    def chance(self) -> Random: ...
-    @property
-    def tasks(self) -> Tasks: ...
-    @property
-    def tokens(self) -> Tokens: ...
-
-
 def work_of(
-    ground: DurableHost, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str, life: int
+    services: Services, tenure: Tenure, *, unit: str, kind: UnitKind, name: str, id: str, life: int
 ) -> DurableWork:
     """The durable work of a unit, which is created by its first step, with this life unless it exists."""
-
-    async def load() -> UnitSnapshot:
-        loaded = await ground.units.open(tenure.claim, unit=unit, kind=kind, name=name, id=id, life=life)
-        if loaded is None:
-            raise LeadershipLost(seat=tenure.seat, epoch=tenure.epoch)
-        return loaded
-
     return DurableWork(
         unit,
-        open=load,
-        tenure=tenure,
-        units=lambda: ground.units,
-        tokens=lambda: ground.tokens,
-        dial=ground.dial,
-        chance=ground.chance,
-        tasks=ground.tasks,
-        most_bytes=ground.settings.frame_limit,
+        services,
+        tenure,
+        open=lambda: services.units.open(tenure.claim, unit=unit, kind=kind, name=name, id=id, life=life),
         life=life,
     )
 
@@ -122,19 +89,19 @@ def new_life(chance: Random) -> int:
     return 1 + chance.bits(62)
 
 
-async def finish(work: DurableWork, units: UnitStore, tenure: Tenure) -> None:
+async def finish(work: DurableWork, services: Services, tenure: Tenure) -> None:
     """Delete the rows of a unit that will not be continued, in one commit. Retried while we hold the seat."""
-    await work.insist(lambda: units.end(UnitEnd(tenure.claim, work.unit, "done")))
+    await work.retry_write(lambda: services.units.end(UnitEnd(tenure.claim, work.unit, "done")))
 
 
 @asynccontextmanager
 async def unit(
-    ground: DurableHost, tenure: Tenure, *, singleton: str, key: str, works: dict[str, DurableWork]
+    services: Services, tenure: Tenure, *, singleton: str, key: str, works: dict[str, DurableWork]
 ) -> AsyncIterator[Steps]:
     """A unit of a leader: it ends when the block succeeds; otherwise the next run of the block continues it.
 
     Args:
-        ground: The services of its runner.
+        services: The services of its runner.
         tenure: The tenure under which it writes.
         singleton: The singleton that it belongs to.
         key: Its name within the singleton.
@@ -147,15 +114,15 @@ async def unit(
     named = f"{tenure.seat}/{key}"
     if named in works:
         raise RuntimeError(f"unit {key!r} of singleton {singleton!r} is open already: use another key")
-    life = new_life(ground.chance)
-    work = works[named] = work_of(ground, tenure, unit=named, kind="leader", name=singleton, id=key, life=life)
+    life = new_life(services.chance)
+    work = works[named] = work_of(services, tenure, unit=named, kind="leader", name=singleton, id=key, life=life)
     try:
         await work.opened()
         work.places.begin()
         yield Steps(work)
     finally:
         del works[named]
-        work.places.leave()
+        work.places.exit()
         await work.end_branches()
     if not isinstance(work.halted, Exception):  # a unit that diverged is kept, even if the block has caught the error
-        await finish(work, ground.units, tenure)
+        await finish(work, services, tenure)

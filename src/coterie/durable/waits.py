@@ -17,74 +17,63 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from coterie.durable import failure
-from coterie.durable.journal import AWAY_S, Journal
+from coterie.durable.journal import Journal
 from coterie.durable.position import named
 from coterie.errors import DeferredRejected, DeferredTimeout, MalformedMessage, StepDiverged
 from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.serialization import schema
 from coterie.kernel.serialization.codec import codec_for
 from coterie.work.limits import settled
+from coterie.work.occupants import GRACE_S
+from coterie.work.while_held import AWAY_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from datetime import datetime
 
     from coterie.durable.position import Place
-    from coterie.durable.token import Tokens
-    from coterie.kernel.clock import Dial
     from coterie.kernel.durations import Duration
-    from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import DeferredRow, StepRow, UnitSnapshot, UnitStore
+    from coterie.storage.contracts.units import DeferredRow, StepRow, UnitSnapshot
+    from coterie.work.services import Services
 
 T = TypeVar("T")
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 """Polling interval for values whose hints were lost."""
 _LONGEST_S = 9e9
 """The longest delay: a later due date would exceed what databases can represent."""
-_GRACE_S = 3.0
-"""How long a cancelled branch may take to end before it is abandoned."""
 _TURNS = 100
 """Turns of the loop that branches get to reach their former places: several for each nested task group."""
 
 
 class WaitingWork(Journal):
-    """The branches of one unit: what they wait for, and which of them are busy.
-
-    Args:
-        tokens: Makes the tokens of its deferreds. For the others see `Journal`.
-    """
+    """The branches of one unit: what they wait for, and which of them are busy."""
 
     def __init__(
         self,
         unit: str,
-        *,
-        open: Callable[[], Awaitable[UnitSnapshot]],
+        services: Services,
         tenure: Tenure,
-        units: Callable[[], UnitStore],
-        tokens: Callable[[], Tokens],
-        dial: Dial,
-        tasks: Tasks,
-        life: int,
+        *,
+        open: Callable[[], Awaitable[UnitSnapshot | None]],
+        life: int = 0,
     ) -> None:
-        super().__init__(unit, open=open, tenure=tenure, units=units, dial=dial, tasks=tasks, life=life)
+        super().__init__(unit, services, tenure, open=open, life=life)
         self.waits: dict[Wait, None] = {}
         self.busy = 0
         """Steps that run or are being stored."""
-        self.at_work = ActiveBlock(self)
         self.on_quiet: Callable[[], None] | None = None
         """Called when the unit becomes quiet."""
         self.stop_at_frontier = False
         """Whether steps that are not stored may no longer start: the unit is to be interrupted, or left to another
         runner. Branches that reach such a step are parked, so that the others get as far as they can."""
-        self.standing = 0
+        self.parked = 0
         """Parked branches."""
         self.closed = False
         """Whether the body is to end: branches that reach a new step are cancelled."""
         self.turns = 0
         """Counts all beginnings and ends, to detect activity."""
-        self._tokens = tokens
         self._loop = asyncio.get_running_loop()
         self._branches: dict[asyncio.Task[Any] | None, None] = {}  # those that run a step, or wait
 
@@ -93,7 +82,7 @@ class WaitingWork(Journal):
     def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]:
         """Wait for a duration, measured from the first call, across restarts."""
         length_s = to_seconds(duration, what=f"sleep {name!r}", allow_zero=True)
-        return self._sleep(self.places.take("sleep", named(name, "a sleep")), length_s)
+        return self._sleep(self.places.next_place("sleep", named(name, "a sleep")), length_s)
 
     async def _sleep(self, place: Place, length_s: float) -> None:
         row = await self.begin_waiting(place, due_s=length_s)
@@ -101,8 +90,8 @@ class WaitingWork(Journal):
             return
         assert row.due_at is not None, "a sleep has an end"
         await self._wait(None, row.due_at)
-        with self.at_work:
-            await self._stored(place)  # the sleep must stay over even if the database's clock is set back
+        with self.at_work():
+            await self._store(place)  # the sleep must stay over even if the database's clock is set back
 
     def deferred(self, name: str, type: type[T]) -> Deferred[T]:
         """A value that another process provides."""
@@ -110,7 +99,7 @@ class WaitingWork(Journal):
 
     def token(self, name: str, type: Any) -> str:
         """The token that resolves a deferred, valid for this life of the unit."""
-        return self._tokens().make(self.unit, name, life=self.life, takes=schema.describe(type))
+        return self._services.tokens.make(self.unit, name, life=self.life, takes=schema.describe(type))
 
     async def wait_for(self, place: Place, type: Any, timeout_s: float | None) -> Any:
         """Wait for the value of a deferred."""
@@ -119,7 +108,7 @@ class WaitingWork(Journal):
         if not row.done:
             found = await self._wait(place.name, row.due_at)
             if row.due_at is not None:  # store whether value or timeout came first
-                row = await self._decided(place, found, timeout_s or 0.0)
+                row = await self._store_first(place, found, timeout_s or 0.0)
             elif found is not None and found.error is not None:
                 raise await self.after_others(DeferredRejected(unit=self.unit, name=place.name, problem=found.error))
             elif found is not None:
@@ -135,27 +124,27 @@ class WaitingWork(Journal):
             found = f"deferred {place.name}, whose value is another one now ({error.problem})"
             raise self.halt(StepDiverged(unit=self.unit, found=found, stored=place.name)) from error
 
-    async def _decided(self, place: Place, found: DeferredRow | None, waited_s: float) -> StepRow:
-        with self.at_work:
+    async def _store_first(self, place: Place, found: DeferredRow | None, waited_s: float) -> StepRow:
+        with self.at_work():
             if found is None:
                 late = DeferredTimeout(unit=self.unit, name=place.name, waited_s=waited_s)
-                return await self._stored(place, error=failure.pack(late))
+                return await self._store(place, error=failure.pack(late))
             if found.error is not None:
                 rejected = DeferredRejected(unit=self.unit, name=place.name, problem=found.error)
-                return await self._stored(place, error=failure.pack(rejected))
-            return await self._stored(place, value=found.value)
+                return await self._store(place, error=failure.pack(rejected))
+            return await self._store(place, value=found.value)
 
     # Building blocks
 
     async def begin_waiting(self, place: Place, *, due_s: float | None = None, takes: bytes | None = None) -> StepRow:
         """Store that the unit waits at a place, with the type of the value. Returns: the row as stored."""
         await self.opened()
-        row = self._found(place)
+        row = self._row_at(place)
         if row is None:
             await self.may_go_on()
-            with self.at_work:
+            with self.at_work():
                 due_s = None if due_s is None else min(due_s, _LONGEST_S)
-                row = await self._stored(place, done=False, value=takes, due_s=due_s)
+                row = await self._store(place, done=False, value=takes, due_s=due_s)
         return row
 
     async def wait_value(self, name: str) -> DeferredRow:
@@ -164,33 +153,33 @@ class WaitingWork(Journal):
         assert found is not None, "it has no end"
         return found
 
-    async def wait_until_told(self, place: Place, look: Callable[[], Awaitable[bytes | None]]) -> bytes:
+    async def poll(self, place: Place, read: Callable[[], Awaitable[bytes | None]]) -> bytes:
         """Poll for something that sends no hint, and store it."""
         while True:
-            with self.at_work:
-                data = await look()
+            with self.at_work():
+                data = await read()
                 if data is not None:
-                    return (await self._stored(place, value=data)).value or b""
-            await self._wait(None, self._dial.now() + timedelta(seconds=_LOOK_S))
+                    return (await self._store(place, value=data)).value or b""
+            await self._wait(None, self._dial.now() + timedelta(seconds=_POLL_S))
 
     async def _wait(self, name: str | None, due_at: datetime | None) -> DeferredRow | None:
         """Wait for a value or until an instant of the database's clock. Returns: the value; None at the instant."""
         wait = Wait(name, due_at)
         self.waits[wait] = None
-        self._tell()
-        self._here()
+        self._notify_if_quiet()
+        self._count_in()
         try:
             while True:
                 if name is not None and name in self._deferreds:
                     return self._deferreds[name]
-                left_s = _LOOK_S if due_at is None else self._dial.until_s(due_at)
+                left_s = _POLL_S if due_at is None else self._dial.until_s(due_at)
                 if left_s <= 0 and (name is None or self._has_read_at(due_at)):
                     return None
-                await self._wait_for_news(min(left_s if left_s > 0 else AWAY_S, _LOOK_S), name)
+                await self._wait_for_news(min(left_s if left_s > 0 else AWAY_S, _POLL_S), name)
         finally:
             del self.waits[wait]
-            self._gone()
-            self._tell()
+            self._count_out()
+            self._notify_if_quiet()
 
     def _has_read_at(self, due_at: datetime | None) -> bool:
         """Whether values were read after `due_at`: a value that was acknowledged before then must count."""
@@ -205,7 +194,7 @@ class WaitingWork(Journal):
                     await self._hints.wait()
         self.require_held()
         if name is not None and name not in self._deferreds:
-            await self._look()
+            await self._read_values()
 
     # Branches
 
@@ -215,17 +204,17 @@ class WaitingWork(Journal):
             self.require_same_way()
         if not self.stop_at_frontier and not self.closed:
             return
-        self.halted = self.halted or asyncio.CancelledError("it goes no further here")
+        self.halted = self.halted or asyncio.CancelledError("nothing new starts here")
         if self.closed:
-            raise asyncio.CancelledError("it goes no further here")
-        self.standing += 1
-        self._here()
-        self._tell()
+            raise asyncio.CancelledError("nothing new starts here")
+        self.parked += 1
+        self._count_in()
+        self._notify_if_quiet()
         try:
             await self._loop.create_future()  # cancelled by what has set the flag
         finally:
-            self.standing -= 1
-            self._gone()
+            self.parked -= 1
+            self._count_out()
 
     async def after_others(self, error: Exception) -> Exception:
         """Return the error to raise. In a later run it may be known at once, and ends the other branches: so these
@@ -242,33 +231,34 @@ class WaitingWork(Journal):
         for each in left:
             each.cancel()
         if left:
-            await settled(left, limit_s=_GRACE_S)
+            await settled(left, limit_s=GRACE_S)
 
     @property
     def is_quiet(self) -> bool:
         """Whether a branch waits or is parked, and none is busy."""
-        return bool(self.waits or self.standing) and not self.busy
+        return bool(self.waits or self.parked) and not self.busy
 
-    def _tell(self) -> None:
+    def _notify_if_quiet(self) -> None:
         if self.on_quiet is not None and self.is_quiet:
             self.on_quiet()
 
-    def begin(self) -> None:
-        """A step begins to run or to be stored."""
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A block that counts as busy: something runs or is being stored."""
         self.busy += 1
-        self._here()
+        self._count_in()
+        try:
+            yield
+        finally:
+            self.busy -= 1
+            self._count_out()
+            self._notify_if_quiet()
 
-    def end(self) -> None:
-        """It has ended."""
-        self.busy -= 1
-        self._gone()
-        self._tell()
-
-    def _here(self) -> None:
+    def _count_in(self) -> None:
         self.turns += 1
         self._branches[asyncio.current_task(self._loop)] = None
 
-    def _gone(self) -> None:
+    def _count_out(self) -> None:
         self.turns += 1
         self._branches.pop(asyncio.current_task(self._loop), None)
 
@@ -281,21 +271,6 @@ class Wait:
     def __init__(self, deferred: str | None, due_at: datetime | None) -> None:
         self.deferred = deferred
         self.due_at = due_at
-
-
-class ActiveBlock:
-    """A block that counts as busy: something runs or is being stored."""
-
-    __slots__ = ("_work",)
-
-    def __init__(self, work: WaitingWork) -> None:
-        self._work = work
-
-    def __enter__(self) -> None:
-        self._work.begin()
-
-    def __exit__(self, *exc: object) -> None:
-        self._work.end()
 
 
 class Deferred(Generic[T]):
@@ -324,4 +299,4 @@ class Deferred(Generic[T]):
             DeferredRejected: The deferred was rejected.
         """
         timeout_s = seconds_or_none(timeout, what=f"timeout of deferred {self._name!r}")
-        return self._work.wait_for(self._work.places.take("deferred", self._name), self._type, timeout_s)
+        return self._work.wait_for(self._work.places.next_place("deferred", self._name), self._type, timeout_s)

@@ -130,13 +130,12 @@ class Arguments:
             TypeError: Too many, too few or unknown arguments, as for a plain method.
             MalformedMessage: One does not fit its annotation; which one, and why.
         """
-        make, checked = self._make, self._checked
         try:
-            values = make(*args, **kwargs) if kwargs else make(*args)
+            values = self._make(*args, **kwargs)
         except TypeError:
             self._refuse_binding(args, kwargs)
             raise
-        return checked(values, self._what)
+        return self._checked(values, self._what)
 
     def from_json(self, data: bytes) -> bytes:
         """Encode the arguments of a JSON map by parameter name, for callers that do not have the method.
@@ -164,8 +163,7 @@ class Arguments:
         Raises:
             MalformedMessage: They do not fit.
         """
-        decode = self._decode
-        values = _astuple(decode(data, self._what))
+        values = _astuple(self._decode(data, self._what))
         if not self._keywords:
             return values, _NONE
         split = len(values) - len(self._keywords)

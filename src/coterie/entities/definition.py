@@ -31,13 +31,21 @@ class EntityOptions(TypedDict, total=False):
     """The options of `@cluster.entity(…)`."""
 
     name: str | None
+    """Its name in the cluster and in the database. Default: the name of the class."""
     group: str
+    """The shard group whose runners serve it. Default: `default`."""
     mailbox: int
+    """How many calls of one entity may wait. Default: 1000, which is seconds of work, not minutes of silence."""
     concurrency: int
+    """How many calls of one entity run at once. Default: 1, so that a handler has exclusive use of the state."""
     max_idle: Duration | None
+    """An entity without calls for this long is deactivated. Default: the setting `max_idle`."""
     retry: Retry | None
+    """How often and when a crashed handler, or an activation, is retried. Default: the setting `retry`."""
     version: int
+    """The version of its state. Default: 1."""
     migrations: Migrations | None
+    """Functions from each earlier version of the state to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

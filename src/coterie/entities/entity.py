@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from coterie.cluster import Cluster
-    from coterie.entities.persisted.transaction import Transaction
+    from coterie.work.transaction import Transaction
 
     S = TypeVarWithDefault("S", default=None)
 else:

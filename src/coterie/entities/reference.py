@@ -55,7 +55,7 @@ class Call(Coroutine[Any, Any, T_co]):
         Awaiting it twice raises an error, and does not send it twice. Cancelled before it starts, it sends nothing.
     """
 
-    __slots__ = ("_inner", "_sender", "_taken", "address", "key", "payload", "rpc", "timeout_s")
+    __slots__ = ("_inner", "_is_sent", "_sender", "address", "key", "payload", "rpc", "timeout_s")
 
     def __init__(
         self, address: EntityAddress, rpc: Rpc, payload: bytes, sender: Sender, timeout_s: float | None
@@ -67,41 +67,41 @@ class Call(Coroutine[Any, Any, T_co]):
         self.key: str | None = None
         self._sender = sender
         self._inner: Coroutine[Any, Any, T_co] | None = None
-        self._taken = False
+        self._is_sent = False
 
-    def take(self) -> None:
+    def mark_sent(self) -> None:
         """Mark this call as sent by the caller of this method. Allowed once.
 
         Raises:
             RuntimeError: It was sent before.
         """
-        if self._taken:
+        if self._is_sent:
             raise RuntimeError(f"call {self!r} was awaited, sent or closed before: build a new one for each request")
-        self._taken = True
+        self._is_sent = True
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        if self._taken:
-            self.take()  # raises
-        self._taken = True
+        if self._is_sent:
+            self.mark_sent()  # raises
+        self._is_sent = True
         return self._sender.call(self).__await__()
 
     def send(self, value: Any, /) -> Any:
         """For the event loop: a task steps its coroutine with this."""
         if self._inner is None:
-            self.take()
+            self.mark_sent()
             self._inner = self._sender.call(self)
         return self._inner.send(value)
 
     def throw(self, typ: Any, val: Any = None, tb: Any = None, /) -> Any:
         """For the event loop: a task is cancelled with this."""
         if self._inner is None:
-            self.take()
+            self.mark_sent()
             raise typ if val is None else val
         return self._inner.throw(typ) if val is tb is None else self._inner.throw(typ, val, tb)
 
     def close(self) -> None:
         """Close the call. If it was not sent yet, it never will be."""
-        self._taken = True
+        self._is_sent = True
         if self._inner is not None:
             self._inner.close()
 
@@ -114,7 +114,7 @@ class Call(Coroutine[Any, Any, T_co]):
         return f"{self.address}.{self.rpc.name}"
 
     def __del__(self) -> None:
-        if not self._taken and not sys.is_finalizing():
+        if not self._is_sent and not sys.is_finalizing():
             warnings.warn(f"call {self!r} was never awaited", RuntimeWarning, stacklevel=2, source=self)
 
 
@@ -159,7 +159,7 @@ def require_call(call: object, *, what: str) -> Call[Any]:
     """
     if not isinstance(call, Call):
         raise TypeError(f"{what} takes a call, such as account.charge(…) on a reference, not {type(call).__name__}")
-    call.take()
+    call.mark_sent()
     return call
 
 
@@ -175,7 +175,7 @@ class Reference:
     not an `Account`, it only calls one.
     """
 
-    __slots__ = ("_address", "_aim")
+    __slots__ = ("_address", "_sender", "_timeout_s")
 
     _type_name: ClassVar[str]
     _rpcs: ClassVar[Mapping[str, Rpc]]
@@ -184,7 +184,7 @@ class Reference:
         if not isinstance(id, str):
             raise TypeError(f"the id of {self._type_name} is {id!r}: ids are text, write str(…)")
         self._address = EntityAddress(self._type_name, id)
-        self._aim = (self._address, sender, timeout_s)  # one lookup: each costs on a class with `__getattr__`
+        self._sender, self._timeout_s = sender, timeout_s
 
     @property
     def id(self) -> str:
@@ -232,7 +232,7 @@ def _method(rpc: Rpc) -> Callable[..., Any]:
     encode, declared_s = rpc.arguments.encode, rpc.timeout_s
 
     def method(self: Reference, /, *args: Any, **kwargs: Any) -> Any:
-        address, sender, timeout_s = self._aim
-        return make(address, rpc, encode(args, kwargs), sender, declared_s if timeout_s is None else timeout_s)
+        timeout_s = declared_s if self._timeout_s is None else self._timeout_s
+        return make(self._address, rpc, encode(args, kwargs), self._sender, timeout_s)
 
     return update_wrapper(method, rpc.fn, assigned=WRAPPER_ASSIGNMENTS, updated=())

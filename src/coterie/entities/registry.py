@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.entities.calls.by_name_server import ByNameServer
-from coterie.entities.calls.spans import facts_of, read, sent
+from coterie.entities.calls.client import TypedSender
+from coterie.entities.calls.spans import sent
 from coterie.entities.definition import define
 from coterie.entities.host.host import Host
 from coterie.kernel import spans
-from coterie.kernel.ids import MessageId
 from coterie.kernel.text import require_text
 from coterie.work.definition import refusal
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.definition import EntityOptions, EntityType
     from coterie.entities.entity import E, Entity
-    from coterie.entities.reference import Call, Stream
+    from coterie.entities.reference import Call
     from coterie.entities.rpc import Rpc
+    from coterie.kernel.ids import MessageId
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy
     from coterie.runner import Runner
@@ -94,14 +95,14 @@ class EntityRegistry:
         """The reply to a message."""
         calling = self._acting().calling
         within_s = calling.within_s(timeout_s)
-        return await calling.posting.result(message_id, within_s=within_s, rpc_of=self._rpc)
+        return await calling.persisted.result(message_id, within_s=within_s, rpc_of=self._rpc)
 
     async def reset(self, cls: type[Entity[Any]], id: str) -> int:
         """Make dead messages of an entity pending, and those that wait for a retry due now. Returns their number."""
         here, entity_type = self._acting(), self.of(cls)
         require_text(id, what="entity id")
         count = await here.storage.messages.revive(entity_type=entity_type.name, entity_id=id)
-        here.calling.posting.hint(here.calling.routing.find(entity_type.name, id, entity_type.group).seat)
+        here.calling.persisted.hint(here.calling.routing.find(entity_type.name, id, entity_type.group).seat)
         return count
 
     def _sender(self, call: Call[Any]) -> TypedSender:
@@ -178,46 +179,9 @@ class EntityRegistry:
             chance=calling.chance,
             name=runner.name,
             storage=runner.storage,
-            hand_over=calling.posting.hand_over,
+            hand_over=calling.persisted.hand_over,
             supervisor=runner.supervisor,
         )
-        inquiries = ByNameServer(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
-        calling.serve(host, self.types, inquiries)
+        by_name = ByNameServer(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
+        calling.serve(host, self.types, by_name)
         return host.occupy
-
-
-class TypedSender:
-    """Sends the calls of references to one entity type, through the client or runner that currently acts."""
-
-    __slots__ = ("_acting", "_type")
-
-    def __init__(self, entity_type: EntityType[Any], acting: Callable[[], Client]) -> None:
-        self._type = entity_type
-        self._acting = acting
-
-    def call(self, call: Call[Any], /) -> Coroutine[Any, Any, Any]:
-        """Send a call and wait for its result."""
-        acting = self._acting
-        calling = acting().calling
-        call_it = calling.posting.call if call.rpc.persisted else calling.call
-        if spans.on:
-            return sent("cluster.call", "CLIENT", facts_of(call), call_it, call, self._type)
-        return call_it(call, self._type)
-
-    async def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> MessageId[Any]:
-        """Send a call without waiting for its result."""
-        if spans.on:
-            message_id = await sent("cluster.send", "PRODUCER", facts_of(call), self._send, call, at, delay_s)
-            return MessageId(message_id)
-        return await self._send(call, at, delay_s)
-
-    async def _send(self, call: Call[Any], at: datetime | None, delay_s: float) -> MessageId[Any]:
-        calling = self._acting().calling
-        if call.rpc.persisted:
-            return await calling.posting.send(call, self._type, at=at, delay_s=delay_s)
-        return MessageId(await calling.tell(call, self._type))
-
-    def stream(self, stream: Stream[Any], /) -> Any:
-        """Request the items of a stream."""
-        items = self._acting().calling.stream(stream, self._type)
-        return read(stream, items) if spans.on else items

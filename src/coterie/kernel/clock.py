@@ -116,7 +116,7 @@ class Dial:
         self._offset_s = first - time()
         self._read_s = float("-inf")
 
-    def hear(self, now: datetime, *, asked: datetime | None = None) -> None:
+    def observe(self, now: datetime, *, asked: datetime | None = None) -> None:
         """An answer has just arrived.
 
         Args:

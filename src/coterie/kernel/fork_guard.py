@@ -35,6 +35,11 @@ class ProcessOrigin:
         self._loop = _running_loop()
         self._thread = threading.current_thread().name
 
+    @property
+    def is_this_process(self) -> bool:
+        """Whether it was made or opened in this process."""
+        return self._pid == _here
+
     def require_same(self) -> None:
         """Raise `Forked` in a child of the process that opened it."""
         if self._pid != _here:

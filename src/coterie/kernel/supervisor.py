@@ -195,7 +195,7 @@ class StandingTask:
         pause_s = self._pause_s(failing.failures)
         if is_hopeless(failing.failures):
             return self._give_up(failing, error, pause_s)
-        log.error("standing task %s failed and begins again in %.1f s: %r", self, pause_s, error, exc_info=error)
+        log.error("standing task %s failed and starts again in %.1f s: %r", self, pause_s, error, exc_info=error)
         return pause_s
 
     def _pause_s(self, failures: int) -> float:

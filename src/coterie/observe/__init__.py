@@ -7,8 +7,9 @@
 `view`       the read model: the pages that people are shown, field by field
 `failures`   the lines about what failed. Pure
 `pages`      reads the facts and builds the pages
+`details`    one thing in detail
+`message_filter` which messages are meant, and their states
 `gauges`     sets the gauges of `kernel/metrics.py` when they are about to be read
-`prometheus` publishes all metrics to Prometheus
 `otlp`       publishes them to the program's own exporter
 `logs`       log formats, for programs without a logging configuration of their own
 """

@@ -14,7 +14,7 @@ from coterie.kernel.service import Tasks
 from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue
 from coterie.observe.health import BOUNDS, judge, readiness
 from coterie.ownership.directory import peer_of
-from coterie.transport.routes import Route
+from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -106,7 +106,7 @@ class Collector:
         self._bounds = bounds
         self._free = Free(bounds.takeover_s)
         self._tasks = Tasks("facts")
-        self._looking: asyncio.Task[ClusterFacts] | None = None
+        self._reading: asyncio.Task[ClusterFacts] | None = None
         self._last: ClusterFacts | None = None
         self._last_ns = 0
 
@@ -116,7 +116,7 @@ class Collector:
         Raises:
             PersistenceError: The database could not be read.
         """
-        return judge(await self.look(), self._bounds)
+        return judge(await self.collect(), self._bounds)
 
     async def readiness(self, *, within_s: float = PROBE_S) -> tuple[Reason, ...]:
         """The reasons why this runner is not ready; empty if it is. Raises nothing and never takes longer than
@@ -135,24 +135,24 @@ class Collector:
         if self._last is None or self._age_s() > within_s:
             try:
                 async with asyncio.timeout(within_s):
-                    await self.look()
+                    await self.collect()
             except (CoterieError, TimeoutError):
                 pass  # the age of the facts shows it
             except Exception:  # a probe is answered whatever happens
-                log.exception("the cluster could not be looked at: what was known before is told, with its age")
+                log.exception("facts of the cluster could not be read: the last ones are used, with their age")
         return Recent(self._last, self._age_s())
 
-    async def look(self) -> ClusterFacts:
+    async def collect(self) -> ClusterFacts:
         """Read the facts now; concurrent callers share one read.
 
         Raises:
             PersistenceError: The database could not be read.
         """
-        if self._looking is None:
-            self._looking = self._tasks.spawn(self._look(), name="look", report=False)
+        if self._reading is None:
+            self._reading = self._tasks.spawn(self._collect(), name="collect", report=False)
             # All callers may have given up by the time it fails.
-            self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._looking)
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._reading)
 
     async def stop(self) -> None:
         """Cancel a read under way."""
@@ -161,14 +161,14 @@ class Collector:
     def _age_s(self) -> float:
         return (self._clock.steady_ns() - self._last_ns) / 1e9
 
-    async def _look(self) -> ClusterFacts:
+    async def _collect(self) -> ClusterFacts:
         try:
             began_ns = self._clock.steady_ns()
             facts = await self._gather(began_ns)
             self._last, self._last_ns = facts, began_ns
             return facts
         finally:
-            self._looking = None
+            self._reading = None
 
     async def _gather(self, now_ns: int) -> ClusterFacts:
         storage = self._here.storage
@@ -200,19 +200,19 @@ class Collector:
     async def _ask_all(self, view: ClusterSnapshot) -> dict[str, LocalFacts | None]:
         """Query the facts of all runners, concurrently up to a limit."""
         local, transport, turn = self._here.facts(), self._here.transport, asyncio.Semaphore(_ASKED_AT_ONCE)
-        told: dict[str, LocalFacts | None] = {row.id: None for row in view.runners}
+        replies: dict[str, LocalFacts | None] = {row.id: None for row in view.runners}
 
         async def ask_one(row: RunnerRow) -> None:
             async with turn:
-                told[row.id] = await ask(transport, row)
+                replies[row.id] = await ask(transport, row)
 
         async with asyncio.TaskGroup() as group:
             for row in view.runners:
                 if local is not None and row.id == local.runner:
-                    told[row.id] = local
+                    replies[row.id] = local
                 else:
                     group.create_task(ask_one(row))
-        return told
+        return replies
 
     async def _unpruned(self) -> Mapping[str, float]:
         settings = self._here.settings

@@ -135,17 +135,17 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
     ]
     reasons.sort(key=lambda reason: -_WORSE.index(reason.status))  # stable: reasons of one status keep their order
     shards = [seat for seat in facts.view.seats if Seat.split(seat.name)[0] == "shard"]
-    told = [facts.runners.get(row.id) for row in facts.view.runners]
-    entities = [sum(each.entities.values()) for each in told if each is not None]
+    replies = [facts.runners.get(row.id) for row in facts.view.runners]
+    entities = [sum(each.entities.values()) for each in replies if each is not None]
     return Health(
         status=reasons[0].status if reasons else "healthy",
         reasons=tuple(reasons),
         at=facts.now,
-        runners=len(told),
-        healthy_runners=sum(_is_healthy(each, bounds) for each in told),
+        runners=len(replies),
+        healthy_runners=sum(_is_healthy(each, bounds) for each in replies),
         shards=len(shards),
         owned_shards=sum(seat.holder is not None for seat in shards),
-        entities=sum(entities) if len(entities) == len(told) else None,
+        entities=sum(entities) if len(entities) == len(replies) else None,
         singletons=len(facts.singletons),
         crons=len(facts.crons),
         facts=facts,
@@ -219,10 +219,15 @@ def _failing_tasks(local: LocalFacts) -> Iterator[str]:
             yield f"its task {task} keeps failing, {task.failures} times within a minute: {task.error}"
 
 
-def _is_healthy(told: LocalFacts | None, bounds: Bounds) -> bool:
-    if told is None or not told.is_ready or told.storage_problem or any(task.keeps_failing for task in told.failing):
+def _is_healthy(local: LocalFacts | None, bounds: Bounds) -> bool:
+    if (
+        local is None
+        or not local.is_ready
+        or local.storage_problem
+        or any(task.keeps_failing for task in local.failing)
+    ):
         return False
-    return told.lease_left_s is not None and told.lease_left_s > 0 and told.loop_lag_s <= bounds.lag_s
+    return local.lease_left_s is not None and local.lease_left_s > 0 and local.loop_lag_s <= bounds.lag_s
 
 
 # The whole cluster
@@ -238,38 +243,38 @@ def _runners(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
             yield Reason(status=status, what=f"runner {row.name}", problem=problem, hint=hint, runner=row.name)
 
 
-def _troubles(told: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status, str, str]]:
+def _troubles(local: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status, str, str]]:
     doctor = "coterie doctor checks the database and the clocks"
-    if told is None:
+    if local is None:
         hint = "if it is gone or frozen it is replaced within 10s; else coterie doctor checks ports and addresses"
         yield "degraded", "it does not answer", hint
         return
-    if told.storage_problem:
-        yield "unhealthy", f"the database does not answer it: {told.storage_problem}", doctor
-    elif told.storage_s is not None and told.storage_s > bounds.storage_s:
-        yield "degraded", f"the database takes {told.storage_s:.1f}s to answer it", doctor
-    if not told.is_ready and not told.is_draining and told.up_s > bounds.start_s:
-        missing = told.missing or "it is still starting"
-        yield "degraded", f"not ready for {told.up_s:.0f}s: {missing}", f"coterie runners show {told.name}"
-    elif told.is_ready and not told.is_draining and (told.lease_left_s is None or told.lease_left_s <= 0):
+    if local.storage_problem:
+        yield "unhealthy", f"the database does not answer it: {local.storage_problem}", doctor
+    elif local.storage_s is not None and local.storage_s > bounds.storage_s:
+        yield "degraded", f"the database takes {local.storage_s:.1f}s to answer it", doctor
+    if not local.is_ready and not local.is_draining and local.up_s > bounds.start_s:
+        missing = local.missing or "it is still starting"
+        yield "degraded", f"not ready for {local.up_s:.0f}s: {missing}", f"coterie runners show {local.name}"
+    elif local.is_ready and not local.is_draining and (local.lease_left_s is None or local.lease_left_s <= 0):
         yield "degraded", "its lease has run out", "others take over within 10s what it holds"
-    for task in told.failing:
+    for task in local.failing:
         times = f"{task.failures} times within a minute" if task.failures > 1 else "within the last minute"
         yield "degraded", f"its task {task} failed {times}: {task.error}", _FAILING_HINT
-    for row in told.unreadable:
+    for row in local.unreadable:
         yield "degraded", row, _UNREADABLE_HINT
-    if told.loop_lag_s > bounds.lag_s:
+    if local.loop_lag_s > bounds.lag_s:
         hint = "something blocks its event loop: its log has the stack; asyncio.to_thread takes it elsewhere"
-        yield "degraded", f"its event loop was blocked for {told.loop_lag_s:.1f}s", hint
-    if told.clock_offset_s is not None and abs(told.clock_offset_s) > bounds.clock_s:
-        way = "ahead of" if told.clock_offset_s > 0 else "behind"
-        yield "degraded", f"its clock is {abs(told.clock_offset_s):.1f}s {way} the database's", doctor
+        yield "degraded", f"its event loop was blocked for {local.loop_lag_s:.1f}s", hint
+    if local.clock_offset_s is not None and abs(local.clock_offset_s) > bounds.clock_s:
+        way = "ahead of" if local.clock_offset_s > 0 else "behind"
+        yield "degraded", f"its clock is {abs(local.clock_offset_s):.1f}s {way} the database's", doctor
 
 
 def _failovers(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
     """One reason for all runners that have noticed it."""
     ago_s = [
-        told.failed_over_s for told in facts.runners.values() if told is not None and told.failed_over_s is not None
+        local.failed_over_s for local in facts.runners.values() if local is not None and local.failed_over_s is not None
     ]
     if ago_s and min(ago_s) <= bounds.failover_s:
         problem = f"failed over {min(ago_s):.0f}s ago: work that was acknowledged and not replicated may be missing"
@@ -323,8 +328,8 @@ def _entities(facts: ClusterFacts) -> Iterator[Reason]:
     """Types with entities that cannot activate: every call of such an entity fails."""
     found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in facts.view.runners:
-        told = facts.runners.get(row.id)
-        for name, errors in ({} if told is None else told.failing_entities).items():
+        local = facts.runners.get(row.id)
+        for name, errors in ({} if local is None else local.failing_entities).items():
             for error, count in errors.items():
                 found[name, error][row.name] = count
     for (name, error), runners in sorted(found.items()):
@@ -343,8 +348,8 @@ def _calls(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
     """Types whose calls all fail, with errors of the program's own."""
     found: dict[tuple[str, str], dict[str, FailingCalls]] = defaultdict(dict)
     for row in facts.view.runners:
-        told = facts.runners.get(row.id)
-        for name, failing in ({} if told is None else told.failing_calls).items():
+        local = facts.runners.get(row.id)
+        for name, failing in ({} if local is None else local.failing_calls).items():
             if _fails_all(failing, bounds):
                 found[name, failing.error][row.name] = failing
     for (name, error), runners in sorted(found.items()):
@@ -468,8 +473,8 @@ def _unheld(seat: str, what: str, group: str, problem: str, facts: ClusterFacts)
 
 def _exclusions(seat: str, facts: ClusterFacts) -> dict[str, ExcludedSeat]:
     """Why runners do not claim a seat, by the runner's incarnation."""
-    told = {row.id: facts.runners.get(row.id) for row in facts.view.runners}
-    found = ((runner, each) for runner, local in told.items() if local is not None for each in local.excluded)
+    replies = {row.id: facts.runners.get(row.id) for row in facts.view.runners}
+    found = ((runner, each) for runner, local in replies.items() if local is not None for each in local.excluded)
     return {runner: each for runner, each in found if each.seat == seat}
 
 

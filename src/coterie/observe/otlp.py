@@ -46,16 +46,16 @@ class Gauges:
 
     Args:
         facts: Returns what the runner knows of itself.
-        gathering: Determines the health of the cluster.
+        collector: Determines the health of the cluster.
         loop: The runner's event loop.
         tasks: Runs the health check.
     """
 
     def __init__(
-        self, facts: Callable[[], LocalFacts], gathering: Collector, *, loop: AbstractEventLoop, tasks: Tasks
+        self, facts: Callable[[], LocalFacts], collector: Collector, *, loop: AbstractEventLoop, tasks: Tasks
     ) -> None:
         self._facts = facts
-        self._gathering = gathering
+        self._collector = collector
         self._loop = loop
         self._tasks = tasks
         self._health: Health | None = None
@@ -63,14 +63,14 @@ class Gauges:
     def refresh(self) -> None:
         """Set them. The exporter's thread does not wait: the cluster's values are those of the previous collection."""
         sample(self._facts(), self._health)
-        self._loop.call_soon_threadsafe(self._look)
+        self._loop.call_soon_threadsafe(self._refresh_health)
 
-    def _look(self) -> None:
-        self._tasks.spawn(self._learn(), name="health for an exporter", report=False)
+    def _refresh_health(self) -> None:
+        self._tasks.spawn(self._read_health(), name="health for an exporter", report=False)
 
-    async def _learn(self) -> None:
+    async def _read_health(self) -> None:
         try:
-            self._health = await self._gathering.health()
+            self._health = await self._collector.health()
         except CoterieError:
             self._health = None
 

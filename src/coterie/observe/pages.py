@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 def runner(row: RunnerRow, facts: ClusterFacts, happening: Rate | None) -> RunnerLine:
     """A runner."""
-    told = facts.runners.get(row.id)
+    local = facts.runners.get(row.id)
     held = [Seat.split(seat.name) for seat in facts.view.seats if seat.holder == row.id]
     line = RunnerLine(
         id=row.id,
@@ -55,42 +55,42 @@ def runner(row: RunnerRow, facts: ClusterFacts, happening: Rate | None) -> Runne
         groups=row.groups,
         weight=row.weight,
         started_at=row.started_at,
-        state=_state(row, told),
-        missing="" if told is None else told.missing,
+        state=_state(row, local),
+        missing="" if local is None else local.missing,
         shards=sum(kind == "shard" for kind, _ in held),
         leads=tuple(sorted(name for kind, name in held if kind == "singleton")),
         crons=tuple(sorted(name for kind, name in held if kind == "cron")),
     )
-    return line if told is None or happening is None else _said(line, told, happening)
+    return line if local is None or happening is None else _said(line, local, happening)
 
 
-def _said(line: RunnerLine, told: LocalFacts, happening: Rate) -> RunnerLine:
+def _said(line: RunnerLine, local: LocalFacts, happening: Rate) -> RunnerLine:
     """The line with the runner's own facts added."""
     return msgspec.structs.replace(
         line,
-        version=told.version,
-        up_s=told.up_s,
-        entities=sum(told.entities.values()),
-        waiting=told.waiting,
-        running=told.running,
+        version=local.version,
+        up_s=local.up_s,
+        entities=sum(local.entities.values()),
+        waiting=local.waiting,
+        running=local.running,
         calls_s=happening.calls_s,
         p50_s=happening.p50_s,
         p99_s=happening.p99_s,
         cpu=happening.cpu,
-        memory_bytes=told.memory_bytes,
-        loop_lag_s=told.loop_lag_s,
-        storage_s=told.storage_s,
-        clock_offset_s=told.clock_offset_s,
-        lease_left_s=told.lease_left_s,
+        memory_bytes=local.memory_bytes,
+        loop_lag_s=local.loop_lag_s,
+        storage_s=local.storage_s,
+        clock_offset_s=local.clock_offset_s,
+        lease_left_s=local.lease_left_s,
     )
 
 
-def _state(row: RunnerRow, told: LocalFacts | None) -> Literal["ready", "starting", "draining", "no answer"]:
-    if row.leaving or (told is not None and told.is_draining):
+def _state(row: RunnerRow, local: LocalFacts | None) -> Literal["ready", "starting", "draining", "no answer"]:
+    if row.leaving or (local is not None and local.is_draining):
         return "draining"
-    if told is None:
+    if local is None:
         return "no answer"
-    return "ready" if told.is_ready else "starting"
+    return "ready" if local.is_ready else "starting"
 
 
 def shards(view: ClusterSnapshot) -> Shards:
@@ -210,14 +210,14 @@ def _why(info: CronInfo, facts: ClusterFacts) -> str:
 
 def entities(facts: ClusterFacts) -> tuple[EntityLine, ...]:
     """Entity types, by name."""
-    told = {row.name: facts.runners.get(row.id) for row in facts.view.runners}
-    types = sorted({name for each in told.values() if each is not None for name in each.entities})
-    is_complete = None not in told.values()
-    return tuple(_entities(each, told, is_complete=is_complete) for each in types)
+    replies = {row.name: facts.runners.get(row.id) for row in facts.view.runners}
+    types = sorted({name for each in replies.values() if each is not None for name in each.entities})
+    is_complete = None not in replies.values()
+    return tuple(_entities(each, replies, is_complete=is_complete) for each in types)
 
 
-def _entities(name: str, told: Mapping[str, LocalFacts | None], *, is_complete: bool) -> EntityLine:
-    known = {runner: each.entities.get(name, 0) for runner, each in told.items() if each is not None}
+def _entities(name: str, replies: Mapping[str, LocalFacts | None], *, is_complete: bool) -> EntityLine:
+    known = {runner: each.entities.get(name, 0) for runner, each in replies.items() if each is not None}
     where = {runner: count for runner, count in known.items() if count}
     return EntityLine(type=name, resident=sum(where.values()), runners=where, is_complete=is_complete)
 
@@ -263,7 +263,7 @@ class ViewReader:
         self._facts: ClusterFacts | None = None
         self._rates: dict[str, Rate] = {}
 
-    async def look(self, pages: Collection[str] = PAGES, *, within_s: float = 0.0, texts: bool = True) -> View:
+    async def read(self, pages: Collection[str] = PAGES, *, within_s: float = 0.0, texts: bool = True) -> View:
         """Read pages, all from one collection of facts.
 
         Args:
@@ -280,6 +280,7 @@ class ViewReader:
         workflows = await self._workflows() if "workflows" in pages else ()
         data = Pages(judge(facts), self._rates, dead, workflows, texts=texts)
         local = self._here.facts()
+        self._revision += 1  # messages and workflows are read each time
         return View(
             revision=self._revision,
             at=facts.now,
@@ -288,15 +289,16 @@ class ViewReader:
         )
 
     async def _fresh(self, within_s: float) -> ClusterFacts:
-        gathering = self._here.gathering
-        recent = await gathering.recent(within_s=within_s) if within_s else None
+        collector = self._here.collector
+        recent = await collector.recent(within_s=within_s) if within_s else None
         is_fresh = recent is not None and recent.facts is not None and recent.age_s <= within_s
-        facts = recent.facts if is_fresh and recent is not None and recent.facts is not None else await gathering.look()
+        facts = (
+            recent.facts if is_fresh and recent is not None and recent.facts is not None else await collector.collect()
+        )
         if facts is not self._facts:
             before: Mapping[str, LocalFacts | None] = {} if self._facts is None else self._facts.runners
             self._rates = rates(before, facts.runners)
             self._facts = facts
-            self._revision += 1
         return facts
 
     async def _dead(self, facts: ClusterFacts) -> Sequence[MessageInfo]:
@@ -406,6 +408,6 @@ class Pages:
 
     def _sum(self, field: str) -> int | None:
         """The sum over all runners; None if not all of them replied."""
-        told = [self._facts.runners.get(row.id) for row in self._facts.view.runners]
-        known = [getattr(each, field) for each in told if each is not None]
-        return sum(known) if len(known) == len(told) else None
+        replies = [self._facts.runners.get(row.id) for row in self._facts.view.runners]
+        known = [getattr(each, field) for each in replies if each is not None]
+        return sum(known) if len(known) == len(replies) else None

@@ -55,7 +55,7 @@ def rate(before: LocalFacts | None, after: LocalFacts) -> Rate:
 
 def rates(before: Mapping[str, LocalFacts | None], after: Mapping[str, LocalFacts | None]) -> dict[str, Rate]:
     """The rates of each runner that replied, by its incarnation."""
-    return {runner: rate(before.get(runner), told) for runner, told in after.items() if told is not None}
+    return {runner: rate(before.get(runner), local) for runner, local in after.items() if local is not None}
 
 
 def together(each: Iterable[Rate]) -> Rate | None:

@@ -9,8 +9,8 @@ hand over without a gap. If all of it failed, work would stop or be refused; it 
                                   ├─ no renewal for TTL - margin ─▶ untrusted: everything stops; owed seats are
                                   │                                 released with the next renewal, if there is one
                                   ├─ the loop was blocked ────────▶ evicts itself ─┐
-                                  ├─ another runner evicted it ────────────────────┼─▶ ended: a new incarnation starts
-                                  └─ leave: drain, release, offer ─▶ row deleted   ┘
+                                  ├─ another runner evicted it ────────────────────┴─▶ ended: a new incarnation starts
+                                  └─ leave: drain, release, offer ─▶ row deleted
 
 The *trust window* begins at the moment before the last successful renewal was sent and lasts TTL - margin, on a clock
 that counts suspension. Others may evict only after TTL by the database's clock and by their own observation, so a

@@ -45,10 +45,10 @@ class Definition:
         return SeatDeclaration(self.seat, self.group, self.fingerprint)
 
 
-async def agree(settings: Settings, keeping: LeaseKeeper) -> None:
+async def agree(settings: Settings, lease_keeper: LeaseKeeper) -> None:
     """Refuse to join a cluster whose shared settings differ [INV-F6]. The first runner sets them."""
     mine = {"lease_ttl": format_duration(settings.lease_ttl), "shards": str(settings.shards)}
-    stored = await keeping.ask(lambda session: session.agree(mine))
+    stored = await lease_keeper.ask(lambda session: session.agree(mine))
     for name, value in mine.items():
         if stored[name] != value:
             raise ConfigurationError(
@@ -60,20 +60,20 @@ async def agree(settings: Settings, keeping: LeaseKeeper) -> None:
 async def register(
     me: Registration,
     settings: Settings,
-    keeping: LeaseKeeper,
+    lease_keeper: LeaseKeeper,
     definitions: Iterable[Definition],
     now_ns: Callable[[], int],
 ) -> None:
     """Register in the cluster, unless live runners could not reach us or we them; the lease begins."""
-    view = await keeping.ask(lambda session: session.view())
+    view = await lease_keeper.ask(lambda session: session.view())
     mine = Member(me.name, me.address, me.host_id)
     apart = {each.id: member for each in view.runners if is_apart(mine, member := _member(each))}
-    living = await _living(apart, rule(settings), keeping, now_ns)
+    living = await _living(apart, rule(settings), lease_keeper, now_ns)
     require_reachable(mine, [apart[each] for each in living])
     strangers = {each.id: each for each in view.runners if differs(me.credentials, each.credentials)}
-    living = await _living(strangers, rule(settings), keeping, now_ns)
+    living = await _living(strangers, rule(settings), lease_keeper, now_ns)
     require_common(_holder(me), [_holder(strangers[each]) for each in living])
-    await keeping.register(me, [*_shards(settings), *(each.declaration for each in definitions)])
+    await lease_keeper.register(me, [*_shards(settings), *(each.declaration for each in definitions)])
 
 
 def rule(settings: Settings) -> Rule:
@@ -83,12 +83,12 @@ def rule(settings: Settings) -> Rule:
 
 
 async def _living(
-    runners: Collection[str], rule: Rule, keeping: LeaseKeeper, now_ns: Callable[[], int]
+    runners: Collection[str], rule: Rule, lease_keeper: LeaseKeeper, now_ns: Callable[[], int]
 ) -> Collection[str]:
     """One of some runners that may be alive, if any: rows that a crash has left in the tables block no one."""
     first: dict[str, Look] = {}
     while runners:
-        looks = await _look(sorted(runners), keeping, at_ns=now_ns())
+        looks = await _observe(sorted(runners), lease_keeper, at_ns=now_ns())
         first = {**looks, **first}
         lives = {each: rule.may_live(first[each], look) for each, look in looks.items()}
         if living := [each for each, answer in lives.items() if answer]:
@@ -98,8 +98,8 @@ async def _living(
     return ()
 
 
-async def _look(runners: Sequence[str], keeping: LeaseKeeper, *, at_ns: int) -> dict[str, Look]:
-    found = await keeping.ask(lambda session: session.presences(runners))
+async def _observe(runners: Sequence[str], lease_keeper: LeaseKeeper, *, at_ns: int) -> dict[str, Look]:
+    found = await lease_keeper.ask(lambda session: session.presences(runners))
     looks = {each: Look.of(each, found, at_ns=at_ns) for each in runners}
     return {each: look for each, look in looks.items() if look is not None}
 

@@ -98,7 +98,7 @@ class Directory:
         for name, (holder, epoch) in heard.items():
             if epoch > self._holders.get(name, (None, 0))[1] and holder in self._runners:
                 self._holders[name] = holder, epoch
-        self._tell()
+        self._notify()
         for runner in gone:
             del self._seen[runner]
             for listener in self._on_gone:
@@ -109,12 +109,12 @@ class Directory:
             self._names = {}
         self._names |= {runner.id: runner.name for runner in self._runners.values()}
 
-    def hear(self, holder: str, granted: Iterable[tuple[str, int]]) -> None:
+    def learn_grants(self, holder: str, granted: Iterable[tuple[str, int]]) -> None:
         """Apply a runner's notice that it was granted seats."""
         for name, epoch in granted:
             if epoch > self.epoch(name):
                 self._holders[name] = holder, epoch
-        self._tell()
+        self._notify()
 
     async def refresh(self) -> None:
         """Read the tables again; concurrent callers share one read that began after they called, or the next."""
@@ -137,6 +137,6 @@ class Directory:
         finally:
             self._refreshing = None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()

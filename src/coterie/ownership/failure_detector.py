@@ -139,7 +139,7 @@ class FailureDetector:
         host_id: str,
         transport: Transport,
         directory: Directory,
-        keeping: LeaseKeeper,
+        lease_keeper: LeaseKeeper,
         watch: LeaseWatch,
         rule: Rule,
         now_ns: Callable[[], int],
@@ -150,7 +150,7 @@ class FailureDetector:
         self._host_id = host_id
         self._transport = transport
         self._directory = directory
-        self._keeping = keeping
+        self._lease_keeper = lease_keeper
         self._watch = watch
         self._rule = rule
         self._now_ns = now_ns
@@ -183,7 +183,7 @@ class FailureDetector:
         """Whether a runner was seen alive: it was reached, or has renewed its lease since we first saw it."""
         return runner in self._reached or runner in self._renewed or self._watch.has_moved(runner)
 
-    async def look_around(self) -> None:
+    async def check_neighbours(self) -> None:
         """Connect to our neighbours, and remember that their locks were held. Examine runners that were never met."""
         neighbours = self._neighbours()
         for runner in neighbours:
@@ -197,13 +197,13 @@ class FailureDetector:
         self._renewed &= known
         self._seen = {runner: server for runner, server in self._seen.items() if runner in known}
         new = [runner.id for runner in neighbours if runner.id not in self._seen]
-        if self._looked != self._keeping.sessions:
+        if self._looked != self._lease_keeper.sessions:
             new = [runner.id for runner in neighbours]
         beyond = known - {self._me} - {runner.id for runner in neighbours}
         new += sorted(runner for runner in beyond if not self.met(runner))
         if new:
-            sessions = self._keeping.sessions
-            found = await self._keeping.ask(lambda session: session.presences(new))
+            sessions = self._lease_keeper.sessions
+            found = await self._lease_keeper.ask(lambda session: session.presences(new))
             self._seen.update(dict.fromkeys(found.held, found.server))
             self._looked = sessions
             for runner in self._directory.runners:
@@ -243,12 +243,12 @@ class FailureDetector:
         first: Look | None = None
         pauses_s = itertools.chain(_LOOKS_S[1:], itertools.repeat(_LOOKS_S[-1]))
         try:
-            while (look := await self._look(runner)) is not None and not self.met(runner.id):
+            while (look := await self._observe(runner)) is not None and not self.met(runner.id):
                 first = series(first, look)
                 presence: Presence | None = None
                 if look.lock != "gone" and (connect or look.lock == "free"):
                     presence = await self._ask(runner)
-                    if (look := await self._look(runner)) is None:  # after the probe, as with `_dead`
+                    if (look := await self._observe(runner)) is None:  # after the probe, as with `_dead`
                         return
                     first = series(first, look)
                 verdict = self._rule.judge(first, look, presence, near=self._is_near(runner))
@@ -271,9 +271,9 @@ class FailureDetector:
         await self._evict(runner.id, counter=counter, expired=expired, why=why)
         self._gone(runner.id)  # evicted by us or by another observer: either way there is work
 
-    async def _look(self, runner: RunnerRow) -> Look | None:
+    async def _observe(self, runner: RunnerRow) -> Look | None:
         at_ns = self._now_ns()
-        found = await self._keeping.ask(lambda session: session.presences([runner.id]))
+        found = await self._lease_keeper.ask(lambda session: session.presences([runner.id]))
         look = Look.of(runner.id, found, at_ns=at_ns)
         counter = self._counters.setdefault(runner.id, found.counters.get(runner.id, 0))
         if look is not None and look.counter != counter:
@@ -328,7 +328,7 @@ class FailureDetector:
                     self._gone(runner.id)  # evicted by us or by another observer: either way there is work
                     return
         except (PersistenceError, ShuttingDown) as error:
-            log.info("runner %s is left to its lease: %s", runner.name, error)
+            log.info("runner %s could not be examined; it is evicted when its lease expires: %s", runner.name, error)
         finally:
             self._suspects.discard(runner.id)
 
@@ -337,14 +337,14 @@ class FailureDetector:
         presence = await self._transport.probe(peer_of(runner))
         if presence not in ("refused", "other"):
             return None
-        found = await self._keeping.ask(lambda session: session.presences([runner.id]))
+        found = await self._lease_keeper.ask(lambda session: session.presences([runner.id]))
         if runner.id in found.held or self._seen.get(runner.id) != found.server:
             return None
         return found.counters.get(runner.id)
 
     async def _evict(self, victim: str, *, counter: int, expired: bool, why: str) -> bool:
         runner = self._directory.runner(victim)
-        gone = await self._keeping.ask(lambda session: session.evict(victim, counter=counter, expired=expired))
+        gone = await self._lease_keeper.ask(lambda session: session.evict(victim, counter=counter, expired=expired))
         if gone:
             metrics.EVICTIONS.of("lease" if expired else "process").value += 1
             name = victim if runner is None else runner.name

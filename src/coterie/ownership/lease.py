@@ -82,7 +82,7 @@ class LeasePolicy:
         """Decide what to do now. The runner's loop last turned at `pulse_ns`."""
         if self.state in ("new", "ended"):
             return LeaseStep("wait", now_ns + self._times.renew_ns)
-        self._loop.look(now_ns, pulse_ns)
+        self._loop.record(now_ns, pulse_ns)
         action = self._act(now_ns)
         wake_ns = max(now_ns, self._loop.next_ns(now_ns))
         if self._asked_ns is None:
@@ -153,7 +153,7 @@ class _Loop:
         self.wake_ns: int | None = None
         """When the next step was planned."""
 
-    def look(self, now_ns: int, pulse_ns: int) -> None:
+    def record(self, now_ns: int, pulse_ns: int) -> None:
         """Record when the loop last turned."""
         if pulse_ns != self._pulse_ns:
             self._pulse_ns, self._forgiven_ns, self._reports = pulse_ns, 0, 0

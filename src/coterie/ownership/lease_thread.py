@@ -124,7 +124,7 @@ _RECONNECT_S = 0.2
 """For this long after a failed attempt to open the session, others fail at once instead of waiting in turn."""
 
 
-async def insist(work: Callable[[], Awaitable[T]], *, what: str) -> T:
+async def retry_until_done(work: Callable[[], Awaitable[T]], *, what: str) -> T:
     """Retry `work` until it succeeds, and return its result; the caller sets the limit."""
     while True:
         try:
@@ -132,7 +132,7 @@ async def insist(work: Callable[[], Awaitable[T]], *, what: str) -> T:
         except PersistenceError as error:
             if not error.retryable:
                 raise
-            log.debug("%s has to wait: %s", what, error)
+            log.debug("%s failed and is tried again: %s", what, error)
         await asyncio.sleep(_AGAIN_S)
 
 
@@ -298,7 +298,7 @@ class LeaseKeeper:
         try:
             await self._use(lambda session: session.leave())
         except PersistenceError as error:
-            log.warning("the own row could not be deleted, others wait for the lease to run out: %s", error)
+            log.warning("this runner could not delete its row; its seats become free when its lease expires: %s", error)
 
     def _end(self, reason: str | StorageReplaced) -> None:
         self._trust.end()  # first: later reads must see it

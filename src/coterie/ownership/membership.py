@@ -18,13 +18,13 @@ from coterie.ownership import admission
 from coterie.ownership.directory import peer_of
 from coterie.ownership.failure_detector import FailureDetector, LeaseWatch
 from coterie.ownership.lease import LeasePolicy, LeaseTimes
-from coterie.ownership.lease_thread import LeaseKeeper, insist
+from coterie.ownership.lease_thread import LeaseKeeper, retry_until_done
 from coterie.ownership.peer_notices import PeerNotices
 from coterie.ownership.rebalance import Rebalance
 from coterie.ownership.runner_health import RunnerHealth
 from coterie.ownership.seats import HeldSeats, Trust
 from coterie.storage.interface import Registration
-from coterie.transport.routes import Route
+from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.interface import ClusterSnapshot, Renewal, Storage
     from coterie.transport.interface import PeerAddress, Transport
-    from coterie.transport.routes import Routes
+    from coterie.transport.requests import Routes
 
 log = logging.getLogger("coterie.ownership")
 
@@ -121,23 +121,23 @@ class Membership(Service):
         self._now_ns = clock.steady_ns
         self._directory = directory
         self._definitions = {definition.seat: definition for definition in definitions}
-        self._keeping = self._new_lease_keeper(storage, clock)
-        self._holdings = HeldSeats(
+        self._lease_keeper = self._new_lease_keeper(storage, clock)
+        self._seats = HeldSeats(
             incarnation,
             address=lambda: transport.address,
-            keeping=self._keeping,
+            lease_keeper=self._lease_keeper,
             trust=self.trust,
             occupy=occupy,
             released=self._released,
             refused=self._not_occupied,
         )
         self._watch = LeaseWatch(ttl_ns=_ns(settings.lease_ttl), gap_ns=3 * _ns(settings.lease_renew))
-        self._evicting = FailureDetector(
+        self._failure_detector = FailureDetector(
             incarnation,
             host_id=self._host,
             transport=transport,
             directory=directory,
-            keeping=self._keeping,
+            lease_keeper=self._lease_keeper,
             watch=self._watch,
             rule=admission.rule(settings),
             now_ns=self._now_ns,
@@ -146,12 +146,12 @@ class Membership(Service):
         )
         delays = {seat: round(each.takeover_delay_s * 1e9) for seat, each in self._definitions.items()}
         self._plans = Rebalance(incarnation, delays=delays)
-        self._talk = PeerNotices(
+        self._notices = PeerNotices(
             incarnation,
             transport=transport,
             directory=directory,
             offered=self._offered,
-            look=self._look,
+            refresh=self._refresh,
             wake=wake,
             resign=self._asked_to_resign,
         )
@@ -169,7 +169,7 @@ class Membership(Service):
         self._settled = asyncio.Event()
         self._missing = "it has not taken all of its seats yet"
         self._again: asyncio.TimerHandle | None = None
-        routes.take(Route.OWNERSHIP, self._talk)
+        routes.register(Route.OWNERSHIP, self._notices)
 
     def _new_lease_keeper(self, storage: Storage, clock: Clock) -> LeaseKeeper:
         return LeaseKeeper(
@@ -204,7 +204,7 @@ class Membership(Service):
 
     def tenure(self, seat: str) -> Tenure | None:
         """Our tenure of a seat; None if we do not hold it."""
-        return self._holdings.tenure(seat)
+        return self._seats.tenure(seat)
 
     async def leave(self) -> None:
         """Hand over everything, then deregister. Work that does not end in time is cut off; its new holder finds it."""
@@ -213,8 +213,10 @@ class Membership(Service):
         try:
             async with asyncio.timeout(self._settings.drain.total_seconds() + _FAREWELL_S):
                 await self._hand_over()
-                await insist(lambda: self._keeping.ask(lambda session: session.leave()), what="the deregistration")
-            self._talk.tell_all("look")
+                await retry_until_done(
+                    lambda: self._lease_keeper.ask(lambda session: session.leave()), what="the deregistration"
+                )
+            self._notices.send_all("look")
         except (TimeoutError, PersistenceError) as error:
             log.warning(
                 "runner %s could not deregister; its seats become free when its lease expires: %r", self.name, error
@@ -232,7 +234,7 @@ class Membership(Service):
         tenure = self.tenure(seat)
         epoch = None if tenure is None else tenure.epoch
         self._plans.exclude(seat, self._now_ns(), cause=cause, error=error, epoch=epoch)
-        if seat in self._holdings:
+        if seat in self._seats:
             others = [runner for runner in self._plans.order(seat) if runner != self.incarnation]
             await asyncio.shield(self._begin_move(seat, others[0] if others else None))
 
@@ -254,12 +256,14 @@ class Membership(Service):
 
     async def _start(self) -> None:
         await self._aside.start()
-        await admission.agree(self._settings, self._keeping)
-        await admission.register(self._me(), self._settings, self._keeping, self._definitions.values(), self._now_ns)
-        self._generation = self._keeping.generation
-        self._look()
-        self.tasks.supervise(self._keeping.live, name="watch the lease keeper", supervisor=self._supervisor)
-        self.tasks.supervise(self._settle_again_and_again, name="settle seats", supervisor=self._supervisor)
+        await admission.agree(self._settings, self._lease_keeper)
+        await admission.register(
+            self._me(), self._settings, self._lease_keeper, self._definitions.values(), self._now_ns
+        )
+        self._generation = self._lease_keeper.generation
+        self._refresh()
+        self.tasks.supervise(self._lease_keeper.live, name="watch the lease keeper", supervisor=self._supervisor)
+        self.tasks.supervise(self._settle_on_wake, name="settle seats", supervisor=self._supervisor)
         self.tasks.supervise(self._end_with_trust, name="end with trust", supervisor=self._supervisor)
 
     def _me(self) -> Registration:
@@ -278,11 +282,11 @@ class Membership(Service):
         )
 
     async def _stop(self) -> None:
-        self._holdings.give_up("the runner stops")
+        self._seats.give_up("the runner stops")
         if self._again is not None:
             self._again.cancel()
-        await self._evicting.stop()
-        await self._keeping.close()
+        await self._failure_detector.stop()
+        await self._lease_keeper.close()
         await self._aside.stop()
         if not self.ended.done():
             self.ended.cancel()
@@ -302,7 +306,7 @@ class Membership(Service):
         self._watch.saw(renewal.others, sent_ns=sent_ns, got_ns=self._now_ns())
         known = {(runner.id, runner.leaving) for runner in self._directory.runners}
         seen = {(other.id, other.leaving) for other in renewal.others} | {(self.incarnation, renewal.leaving)}
-        if renewal.stamp != self._stamp or known != seen or renewal.held != self._holdings.checksum:
+        if renewal.stamp != self._stamp or known != seen or renewal.held != self._seats.checksum:
             self._stale = True
         if renewal.leaving and not self._leaving:
             self._leaving = True
@@ -320,31 +324,31 @@ class Membership(Service):
         )
         metrics.FAILOVERS.of().value += 1
         self.vitals.failed_over()
-        self._holdings.give_up("the database has failed over")
+        self._seats.give_up("the database has failed over")
         self._failed_over()
         self._stale = True
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Something has changed: read the tables now."""
         self._stale = True
         self._wake.set()
 
-    def _look_again(self) -> None:
+    def _refresh_again(self) -> None:
         self._again = None
-        self._look()
+        self._refresh()
 
     def _removed(self, _: str) -> None:
         """A runner is gone: its seats are free, also for other runners."""
-        self._look()
-        self._talk.tell_all("look")
+        self._refresh()
+        self._notices.send_all("look")
 
     def _greet(self, peer: PeerAddress) -> None:
         """One of us two is new: what was settled without it is reconsidered at once."""
-        self._talk.tell(peer, "look")
+        self._notices.send(peer, "look")
         self._wake.set()
 
     def _over(self, reason: str | StorageReplaced) -> None:
-        self._holdings.give_up(str(reason))
+        self._seats.give_up(str(reason))
         if self.ended.done():
             return
         if isinstance(reason, StorageReplaced):
@@ -355,7 +359,7 @@ class Membership(Service):
     def _released(self, seat: str, epoch: int, target: str | None) -> None:
         runner = None if target is None else self._directory.runner(target)
         if runner is not None:
-            self._talk.tell(peer_of(runner), "offer", [(seat, epoch)])
+            self._notices.send(peer_of(runner), "offer", [(seat, epoch)])
 
     def _not_occupied(self, seat: str) -> None:
         """The occupant of a seat of ours could not start: another runner may be able to."""
@@ -367,7 +371,7 @@ class Membership(Service):
 
     # A pass
 
-    async def _settle_again_and_again(self) -> None:
+    async def _settle_on_wake(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -376,47 +380,47 @@ class Membership(Service):
                 await self._settle()
             except PersistenceError as error:
                 self._stale = True  # statements that were sent may have taken effect
-                log.info("seats are not settled yet, again with the next renewal: %s", error)
+                log.info("seats could not be settled; the next renewal tries again: %s", error)
             except BaseException:
-                self._look()  # likewise; and the cause of this pass is still pending
+                self._refresh()  # likewise; and the cause of this pass is still pending
                 raise
             finally:
                 waiting.set_result(None)
 
     async def _passed(self) -> None:
         """Return after a pass that began after this call, whether it succeeded or not."""
-        self._look()
+        self._refresh()
         await asyncio.shield(self._waiting)
 
     async def _settle(self) -> None:
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             raise trouble
-        await self._holdings.repay()
+        await self._seats.repay()
         await self._define()
         if self._stale:
             self._stale = False
-            self._holdings.expect_view()
+            self._seats.expect_view()
             reading = self._directory.begin_reading()
-            self._learn(await self._keeping.ask(lambda session: session.view()), reading)
-        await self._evicting.evict_expired()
-        await self._evicting.look_around()
+            self._learn(await self._lease_keeper.ask(lambda session: session.view()), reading)
+        await self._failure_detector.evict_expired()
+        await self._failure_detector.check_neighbours()
         await self._readopt()
         if await self._acquire():
             return
-        for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals):
+        for seat, target in self._plans.give(self._seats.staying, renewals=self._renewals):
             self._begin_move(seat, target)
-        self._missing = self._plans.missing(self._evicting.met)
+        self._missing = self._plans.missing(self._failure_detector.met)
         if not self._missing:
             self._settled.set()
         elif not self._settled.is_set() and self._again is None:
-            self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._look_again)
+            self._again = asyncio.get_running_loop().call_later(_AGAIN_S, self._refresh_again)
 
     def _learn(self, view: ClusterSnapshot, reading: int) -> None:
         self._stamp = view.stamp
         self._directory.learn(view, reading=reading)
         self._plans.learn(view, now_ns=self._now_ns(), renewals=self._renewals)
-        self._holdings.compare({seat.name: seat.epoch for seat in view.seats if seat.holder == self.incarnation})
+        self._seats.compare({seat.name: seat.epoch for seat in view.seats if seat.holder == self.incarnation})
 
     async def _define(self) -> None:
         """Declare what was defined after the start. If that fails, the next pass retries."""
@@ -424,19 +428,19 @@ class Membership(Service):
             return
         taken = dict(self._undeclared)
         declared = [each.declaration for each in taken.values()]
-        if await self._keeping.ask(lambda session: session.define(declared)):
+        if await self._lease_keeper.ask(lambda session: session.define(declared)):
             for seat in taken:
                 self._undeclared.pop(seat, None)
             self._stale = True
-            self._talk.tell_all("look")
+            self._notices.send_all("look")
 
     async def _readopt(self) -> None:
         """Restore our older definition of a seat once no runner has the current one any more [M8]."""
         seats = self._plans.readopt(self._definitions)
         if seats:
             declared = [self._definitions[seat].declaration for seat in seats]
-            await self._keeping.ask(lambda session: session.declare(declared))
-            self._look()
+            await self._lease_keeper.ask(lambda session: session.declare(declared))
+            self._refresh()
 
     @property
     def _may_take(self) -> bool:
@@ -446,25 +450,25 @@ class Membership(Service):
         """Take the free seats that should be ours. Returns: whether there were any."""
         if not self._may_take:
             return False
-        wanted = self._plans.acquire(set(self._holdings.staying) | self._moves.keys(), now_ns=self._now_ns())
+        wanted = self._plans.acquire(set(self._seats.staying) | self._moves.keys(), now_ns=self._now_ns())
         if not wanted:
             return False
         for first in range(0, len(wanted), _GRANTS_MOST):
-            await self._take(wanted[first : first + _GRANTS_MOST])
+            await self._acquire_some(wanted[first : first + _GRANTS_MOST])
         return True
 
-    async def _take(self, wanted: Sequence[str]) -> None:
+    async def _acquire_some(self, wanted: Sequence[str]) -> None:
         """Acquire seats and occupy them. One statement at a time, so that renewals get their turn in between."""
         if not self._may_take:
             return
         if chaos.on:
             await chaos.point("ownership.before_acquire")
-        grants = await self._keeping.ask(lambda session: session.acquire(wanted))
-        taken = self._holdings.granted(grants)
-        self._directory.hear(self.incarnation, taken)
+        grants = await self._lease_keeper.ask(lambda session: session.acquire(wanted))
+        taken = self._seats.granted(grants)
+        self._directory.learn_grants(self.incarnation, taken)
         self._stale = True
         if taken:
-            self._talk.tell_all("granted", taken)
+            self._notices.send_all("granted", taken)
             self._wake.set()  # otherwise others were faster, or it is not available: the next renewal looks again
 
     # Handing over
@@ -472,17 +476,19 @@ class Membership(Service):
     async def _hand_over(self) -> None:
         """Hand over everything that is held."""
         try:
-            await self._keeping.ask(lambda session: session.leaving(self.incarnation))
+            await self._lease_keeper.ask(lambda session: session.leaving(self.incarnation))
         except PersistenceError as error:  # it only tells others not to plan with us: seats are drained all the same
-            log.info("runner %s could not say that it leaves: %s", self.name, error)
+            log.info(
+                "runner %s could not be marked as leaving; its seats are drained all the same: %s", self.name, error
+            )
         await self._passed()  # an acquire in flight has ended, and the plans are up to date
-        for seat, target in self._plans.give(self._holdings.staying, renewals=self._renewals, leaving=True):
+        for seat, target in self._plans.give(self._seats.staying, renewals=self._renewals, leaving=True):
             self._begin_move(seat, target)
         await asyncio.gather(*self._moves.values(), return_exceptions=True)
 
     def _begin_move(self, seat: str, target: str | None) -> asyncio.Task[None]:
         if seat not in self._moves:
-            self._moves[seat] = self.tasks.spawn(self._holdings.move(seat, target), name=f"move {seat}")
+            self._moves[seat] = self.tasks.spawn(self._seats.move(seat, target), name=f"move {seat}")
             self._moves[seat].add_done_callback(lambda _: self._moved(seat))
         return self._moves[seat]
 
@@ -497,7 +503,7 @@ class Membership(Service):
         while True:
             await asyncio.sleep(self.trust.left_s if self.trust.holds else renew_s)
             if not self.trust.holds:
-                self._holdings.give_up("the lease could not be renewed in time")
+                self._seats.give_up("the lease could not be renewed in time")
 
 
 def _times(settings: Settings) -> LeaseTimes:

@@ -15,7 +15,7 @@ import msgspec
 
 from coterie.errors import MalformedMessage
 from coterie.ownership.directory import peer_of
-from coterie.transport.routes import Route
+from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ class PeerNotices:
         transport: Transport,
         directory: Directory,
         offered: Callable[[str, int], None],
-        look: Callable[[], None],
+        refresh: Callable[[], None],
         wake: Callable[[str], None],
         resign: Callable[[str, int], bool],
     ) -> None:
@@ -78,15 +78,15 @@ class PeerNotices:
         self._transport = transport
         self._directory = directory
         self._offered = offered
-        self._look = look
+        self._refresh = refresh
         self._wake = wake
         self._resign = resign
 
-    def tell(self, peer: PeerAddress, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
+    def send(self, peer: PeerAddress, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
         """Notify one runner, if we are connected to it."""
         self._transport.notify(peer, Route.OWNERSHIP, encode(kind, seats))
 
-    def tell_all(self, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
+    def send_all(self, kind: Kind, seats: list[tuple[str, int]] | None = None) -> None:
         """Notify all other runners that we are connected to."""
         notice = encode(kind, seats)
         for runner in self._directory.runners:
@@ -100,24 +100,24 @@ class PeerNotices:
         if notice is None:
             return
         if notice.kind == "granted" and self._directory.runner(peer) is not None:
-            self._directory.hear(peer, notice.seats)
+            self._directory.learn_grants(peer, notice.seats)
         elif notice.kind == "offer":
             for seat, epoch in notice.seats:
                 self._offered(seat, epoch)
         elif notice.kind == "wake":
             for told, passed_on in notice.seats:
-                self._hear_wake(told, passed_on=bool(passed_on))
+                self._wake_or_forward(told, passed_on=bool(passed_on))
         elif notice.kind == "look":
-            self._look()
+            self._refresh()
 
-    def _hear_wake(self, told: str, *, passed_on: bool) -> None:
+    def _wake_or_forward(self, told: str, *, passed_on: bool) -> None:
         """The sender may not know yet that the seat has moved: then the notice is forwarded, once, to its holder."""
         seat, _, _ = told.partition("\n")
         holder = self._directory.holder(seat)
         if passed_on or holder is None or holder.id == self._me:
             self._wake(told)
         else:
-            self.tell(peer_of(holder), "wake", [(told, 1)])
+            self.send(peer_of(holder), "wake", [(told, 1)])
 
     def on_request(self, request: Request) -> None:
         """Release the requested seats. The reply says that this has begun, or that we do not hold them."""

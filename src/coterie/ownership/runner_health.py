@@ -59,7 +59,7 @@ class RunnerHealth:
         """The database has answered, perhaps with its time."""
         at_ns = self._clock.steady_ns()
         if now is not None:
-            self._dial.hear(now)
+            self._dial.observe(now)
             self._heard = True
         self._answer, self._problem = LastAnswer(at_ns, (at_ns - sent_ns) / 1e9), ""
 

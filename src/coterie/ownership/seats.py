@@ -3,11 +3,12 @@
                  grant                     move, leave: drain ─▶ release ─▶ offer
     (not ours) ───────────▶ held ─────────────────────────────────────────────────▶ (not ours)
                              │                                                          ▲
-                             └── trust has expired: abandon ─▶ owed ─▶ release ─────────┤
+                             ├── trust has expired: abandon ─▶ owed ─▶ release ─────────┤
                              └── the table says otherwise: abandon ─────────────────────┘
 
-A seat whose trust has expired is *owed*: its row may still have our name, but its work was cut off and might still
-write, so it is released before this runner acquires anything. If we acquire it again, it is at another epoch.
+A seat is *owed* if its row has, or may have, our name although nothing of ours may run on it: trust has expired, the
+database has failed over, its occupant could not start, a release failed, or the answer to an acquire was lost. Owed
+seats are released before this runner acquires anything. If it acquires one again, that is at another epoch.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import logging
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from coterie.errors import PersistenceError
+from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.ids import Seat
-from coterie.ownership.lease_thread import insist
+from coterie.ownership.lease_thread import retry_until_done
 from coterie.storage.interface import Claim, checksum
 
 if TYPE_CHECKING:
@@ -100,30 +101,35 @@ class Tenure:
     @property
     def held(self) -> bool:
         """Whether work under it may continue. The proof is the fence; this check only stops work earlier."""
-        trust = self._trust  # `Trust.holds` inlined, here and below: each call checks twice
-        return not self.ended and trust.steady_ns() < trust.until_ns and not trust.ended
+        return self.held_at() is not None
 
     @property
     def may_start(self) -> bool:
         """Whether new work may start under it."""
-        trust = self._trust
-        return not self.ended and trust.connected and trust.steady_ns() < trust.until_ns and not trust.ended
+        return self.may_start_at() is not None
 
-    def held_at(self) -> int | None:
-        """The time on the steady clock if it is held, else None: both with one reading of the clock."""
+    def require_held(self) -> None:
+        """Raise `LeadershipLost` unless it is held."""
+        if not self.held:
+            raise self.lost()
+
+    def lost(self, *, in_doubt: bool = False) -> LeadershipLost:
+        """The error for work that lost its seat; `in_doubt` if a write of unknown outcome was in flight."""
+        return LeadershipLost(seat=self.claim.seat, epoch=self.claim.epoch, in_doubt=in_doubt)
+
+    def held_at(self, now_ns: int = 0) -> int | None:
+        """The time on the steady clock if it is held, else None: both with one reading of the clock.
+
+        Args:
+            now_ns: The time on the steady clock, if it was read a moment ago.
+        """
         trust = self._trust
-        steady_ns = trust.steady_ns  # it is not a method, so two steps are faster
-        now_ns = steady_ns()
-        return None if self.ended or now_ns >= trust.until_ns or trust.ended else now_ns
+        now_ns = now_ns or trust.steady_ns()
+        return None if self.ended or trust.ended or now_ns >= trust.until_ns else now_ns
 
     def may_start_at(self, now_ns: int = 0) -> int | None:
-        """The same for `may_start`; with `now_ns`, if the clock was read a moment ago."""
-        trust = self._trust
-        if not now_ns:
-            steady_ns = trust.steady_ns  # it is not a method, so two steps are faster
-            now_ns = steady_ns()
-        usable = trust.connected and not self.ended and now_ns < trust.until_ns and not trust.ended
-        return now_ns if usable else None
+        """As `held_at`, for new work."""
+        return self.held_at(now_ns) if self._trust.connected else None
 
 
 class Occupant(Protocol):
@@ -182,7 +188,7 @@ class HeldSeats:
         me: str,
         *,
         address: Callable[[], str | None],
-        keeping: LeaseKeeper,
+        lease_keeper: LeaseKeeper,
         trust: Trust,
         occupy: Occupy,
         released: Callable[[str, int, str | None], None],
@@ -190,7 +196,7 @@ class HeldSeats:
     ) -> None:
         self._me = me
         self._address = address
-        self._keeping = keeping
+        self._lease_keeper = lease_keeper
         self._trust = trust
         self._occupy = occupy
         self._released = released
@@ -235,7 +241,7 @@ class HeldSeats:
             try:
                 occupant = self._occupy(tenure)
             except Exception:  # the other seats are ours all the same
-                log.exception("seat %s could not be occupied and is given back", grant.name)
+                log.exception("seat %s could not be occupied and is released", grant.name)
                 tenure.ended = True
                 self._owed[grant.name] = grant.epoch
                 self._refused(grant.name)
@@ -259,7 +265,11 @@ class HeldSeats:
         """
         for name, holding in list(self._held.items()):
             if holding.moving is None and table.get(name) != holding.tenure.epoch:
-                log.warning("seat %s is not ours any more at epoch %d: dropped", name, holding.tenure.epoch)
+                log.warning(
+                    "this runner no longer holds seat %s at epoch %d; its work there is stopped",
+                    name,
+                    holding.tenure.epoch,
+                )
                 _abandon(name, holding)
                 del self._held[name]
         for name, epoch in table.items():
@@ -272,7 +282,7 @@ class HeldSeats:
     def give_up(self, reason: str) -> None:
         """Stop everything now: our lease is no longer trusted. All seats are owed."""
         if self._held:
-            log.warning("%d seats are given up: %s", len(self._held), reason)
+            log.warning("the work on %d seats is stopped: %s", len(self._held), reason)
         for name, holding in self._held.items():
             _abandon(name, holding)
             if holding.moving is not None:
@@ -298,13 +308,13 @@ class HeldSeats:
         try:
             await holding.occupant.drain()
         except Exception:
-            log.exception("seat %s could not be drained in order: what is left on it is cut off", seat)
+            log.exception("seat %s could not be drained; its remaining work is cut off", seat)
             _abandon(seat, holding)
         if chaos.on:
             await chaos.point("ownership.before_release")
         holding.tenure.ended = True
         try:
-            await insist(lambda: self._release(seat, holding.tenure.epoch), what=f"the release of {seat}")
+            await retry_until_done(lambda: self._release(seat, holding.tenure.epoch), what=f"the release of {seat}")
         except Exception:
             if self._held.get(seat) is holding:
                 del self._held[seat]
@@ -329,7 +339,7 @@ class HeldSeats:
 
     async def _release_turn(self, seat: str, epoch: int) -> None:
         turn = {seat: epoch} | dict(islice(self._unreleased.items(), _RELEASES_MOST))
-        outcomes = await self._keeping.ask(lambda session: _release_each(session, turn))
+        outcomes = await self._lease_keeper.ask(lambda session: _release_each(session, turn))
         for each, problem in outcomes.items():
             if problem is None:
                 self._unreleased.pop(each, None)
@@ -365,4 +375,4 @@ def _abandon(seat: str, holding: HeldSeat) -> None:
     try:
         holding.abandon()
     except Exception:
-        log.exception("what sat on seat %s could not be stopped in order; what it writes is refused", seat)
+        log.exception("the work on seat %s could not be stopped; its writes are refused", seat)

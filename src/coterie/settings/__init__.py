@@ -69,6 +69,7 @@ _ENV_HEAD = """\
 
 """
 
+WebAccess = Literal["off", "read", "act"]
 LogFormat = Literal["text", "json"]
 
 
@@ -220,12 +221,12 @@ class Settings:
         parsers.duration("10ms", "3650d"),
         "1d",
         "how long the result of a message, and a tick of a cron, is kept after its completion",
-        why="whoever asks for a result does so within a day; not shorter than call_timeout",
+        why="results are read within a day; not shorter than call_timeout",
     )
     key_retention: timedelta = setting(
         parsers.duration("10ms", "3650d"),
         "7d",
-        "how long a key and the result under it are remembered after completion",
+        "how long a key and the result under it are remembered after completion, and acts of people",
         why="longer than the week-end that a stuck sender may take to try again",
     )
     resident_entities: int = setting(
@@ -268,13 +269,25 @@ class Settings:
         parsers.flag(),
         True,
         "whether a runner that froze inside a commit on our SQLite file is ended",
-        why="otherwise it holds up all others until somebody ends it by hand",
+        why="otherwise it blocks all writers until it is ended by hand",
     )
     http_token: Secret | None = setting(
         parsers.secret(),
         None,
         "what details over HTTP need, in the Authorization header, on loopback too",
         why="off: on loopback all is seen, elsewhere only the words of the probes",
+    )
+    web: WebAccess | None = setting(
+        parsers.choice("off", "read", "act", unset="auto"),
+        None,
+        "what the page in the browser allows those who may see details: off has no page, read shows, act also changes",
+        why="auto: act on loopback, read elsewhere",
+    )
+    redact: bool = setting(
+        parsers.flag(),
+        False,
+        "whether the page hides what programs wrote: arguments, results, states, values, notes and error messages",
+        why="those who may see the page look for the cause of a failure, which is there",
     )
     migrate: bool = setting(
         parsers.flag(),
@@ -385,6 +398,8 @@ class SettingsOverrides(TypedDict, total=False):
     transaction_limit: Duration
     sqlite_kill_frozen: bool
     http_token: str | Secret | Callable[[], str] | None
+    web: WebAccess | None
+    redact: bool
     migrate: bool
     audit: bool
     log_format: LogFormat

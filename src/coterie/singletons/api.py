@@ -15,9 +15,10 @@ from coterie.kernel.serialization.versions import split
 from coterie.kernel.text import require_text
 from coterie.singletons.definition import PREFIX
 from coterie.singletons.heartbeat import judge
+from coterie.work.definition import not_in_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from coterie.client import Client
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +109,9 @@ class Singletons:
         storage = self._acting().storage
         view, stamps = await storage.view(), await storage.executions.list(Seat.singleton(""))
         names = {row.id: row.name for row in view.runners}
-        said = {each.seat: each for each in stamps}
+        records = {each.seat: each for each in stamps}
         seats = [seat for seat in view.seats if Seat.split(seat.name)[0] == "singleton"]
-        return [self._info(seat, names, said.get(seat.name)) for seat in sorted(seats, key=lambda seat: seat.name)]
+        return [self._info(seat, names, records.get(seat.name)) for seat in sorted(seats, key=lambda seat: seat.name)]
 
     async def get(self, name: str) -> SingletonInfo:
         """One singleton.
@@ -120,7 +121,7 @@ class Singletons:
         """
         found = {each.name: each for each in await self.list()}
         if name not in found:
-            raise _unknown(name, found)
+            raise not_in_cluster(name, found, kind="singleton")
         return found[name]
 
     async def state(self, name: str, type: type[T]) -> T | None:
@@ -170,35 +171,35 @@ class Singletons:
                 now = _seat(view, name)
                 if now.holder is not None and now.epoch != seat.epoch:
                     return next((row.name for row in view.runners if row.id == now.holder), None)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
 
-    def _info(self, seat: SeatRow, names: Mapping[str, str], said: ExecutionRecord | None) -> SingletonInfo:
+    def _info(self, seat: SeatRow, names: Mapping[str, str], record: ExecutionRecord | None) -> SingletonInfo:
         _, name = Seat.split(seat.name)
         leader = None if seat.holder is None else names.get(seat.holder)
-        expected_s = None if said is None else said.expected_s
+        expected_s = None if record is None else record.expected_s
         return SingletonInfo(
             name=name,
             group=seat.group,
             leader=leader,
             epoch=seat.epoch,
-            since_at=None if said is None or said.epoch != seat.epoch else said.since_at,
-            last_run_at=None if said is None else said.ran_at,
-            run_count=0 if said is None else said.runs,
-            last_error=None if said is None else said.error,
-            last_error_at=None if said is None else said.error_at,
-            last_heartbeat_at=None if said is None else said.progress_at,
-            alive_at=None if said is None else said.alive_at,
-            note="" if said is None else said.note,
-            done=None if said is None else said.done,
-            total=None if said is None else said.total,
+            since_at=None if record is None or record.epoch != seat.epoch else record.since_at,
+            last_run_at=None if record is None else record.ran_at,
+            run_count=0 if record is None else record.runs,
+            last_error=None if record is None else record.error,
+            last_error_at=None if record is None else record.error_at,
+            last_heartbeat_at=None if record is None else record.progress_at,
+            alive_at=None if record is None else record.alive_at,
+            note="" if record is None else record.note,
+            done=None if record is None else record.done,
+            total=None if record is None else record.total,
             expected_interval=None if expected_s is None else timedelta(seconds=expected_s),
-            problem=self._problem(leader, said),
+            problem=self._problem(leader, record),
         )
 
-    def _problem(self, leader: str | None, said: ExecutionRecord | None) -> str:
+    def _problem(self, leader: str | None, record: ExecutionRecord | None) -> str:
         if leader is None:
             return "nobody leads it"
-        stale = None if said is None else judge(said, heartbeat_s=self._heartbeat_s, factor=self._staleness)
+        stale = None if record is None else judge(record, heartbeat_s=self._heartbeat_s, factor=self._staleness)
         return "" if stale is None else str(stale)
 
 
@@ -207,12 +208,8 @@ def _seat(view: ClusterSnapshot, name: str) -> SeatRow:
     found = next((seat for seat in view.seats if seat.name == wanted), None)
     if found is None:
         known = sorted(Seat.split(seat.name)[1] for seat in view.seats if Seat.split(seat.name)[0] == "singleton")
-        raise _unknown(name, known)
+        raise not_in_cluster(name, known, kind="singleton")
     return found
-
-
-def _unknown(name: str, known: Iterable[str]) -> ValueError:
-    return ValueError(f"there is no singleton {name!r} in this cluster: there are {', '.join(known) or 'none'}")
 
 
 def _saved(row: StateRow) -> SavedState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, TypeVar
 
 from coterie.errors import MalformedMessage
 from coterie.kernel.durations import Duration, seconds_or_none
@@ -30,20 +30,38 @@ PREFIX = "singleton-state:"
 """The prefix of the keys under which states of singletons are stored (S10)."""
 
 
-class SingletonOptions(TypedDict, total=False):
+class StatelessOptions(TypedDict, Generic[S], total=False):
+    """The options of `@cluster.singleton(name, …)` that do not concern its state."""
+
+    group: str
+    """The group whose runners may lead it. Default: `default`."""
+    every: Duration | None
+    """Run the body repeatedly at this interval, from start to start. Default: it runs for as long as it likes."""
+    expected_interval: Duration | None
+    """How often progress is expected. Default: `every`."""
+    retry: Retry | None
+    """How often and when a body that raises is run again. Once used up, another runner leads; with `every`, the next
+    run comes at its time. Default: for ever; with `every`, the setting `retry`."""
+    takeover_delay: Duration | None
+    """How long to wait after a leader was lost without deregistering: gives effects that cannot be fenced time to
+    end."""
+    on_become_leader: Callable[[Leader[S]], Awaitable[None]] | None
+    """Awaited before the body of each leadership; if it fails, another runner leads."""
+    on_lose_leadership: Callable[[Leader[S]], Awaitable[None]] | None
+    """Awaited after the body, also when the lease is lost and when the runner stops."""
+
+
+class SingletonOptions(StatelessOptions[S], total=False):
     """The options of `@cluster.singleton(name, …)`."""
 
-    state: Any
-    group: str
-    every: Duration | None
+    state: Required[type[S] | Callable[[], S]]
+    """The class of its state, or a function that makes the initial state. Default: no state."""
     ttl: Duration | None
+    """The stored state is deleted after this long without a save."""
     version: int
+    """The version of its state. Default: 1."""
     migrations: Migrations | None
-    expected_interval: Duration | None
-    retry: Retry | None
-    takeover_delay: Duration | None
-    on_become_leader: Hook | None
-    on_lose_leadership: Hook | None
+    """Functions from each earlier version of the state to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +105,7 @@ class Singleton(Generic[S]):
         )
 
 
-def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singleton[Any]:
+def define(name: str, body: SingletonBody, options: SingletonOptions[Any]) -> Singleton[Any]:
     """Build the singleton that a function describes.
 
     Raises:
@@ -95,7 +113,7 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
     """
     name = require_name(name, kind="singleton")
     what = f"singleton {name!r}"
-    refuse_unknown(options, SingletonOptions.__annotations__, what=what)
+    refuse_unknown(options, dict.fromkeys(("state", *SingletonOptions.__annotations__)), what=what)
     require_body(body, what=what, argument="leader")
     every_s = seconds_or_none(options.get("every"), what=f"every of {what}")
     expected_s = seconds_or_none(options.get("expected_interval"), what=f"expected_interval of {what}")
@@ -116,7 +134,7 @@ def define(name: str, body: SingletonBody, options: SingletonOptions) -> Singlet
     )
 
 
-def _hook(options: SingletonOptions, name: str, what: str) -> Hook | None:
+def _hook(options: SingletonOptions[Any], name: str, what: str) -> Hook | None:
     hook: Any = options.get(name)
     hint = f"write async def {name}(leader)"
     if hook is not None and not callable(hook):
@@ -126,8 +144,9 @@ def _hook(options: SingletonOptions, name: str, what: str) -> Hook | None:
     return hook  # type: ignore[no-any-return]
 
 
-def _state(name: str, options: SingletonOptions) -> tuple[Versioned[Any] | None, Callable[[], Any]]:
-    given, version, migrations = options.get("state"), options.get("version", 1), options.get("migrations")
+def _state(name: str, options: SingletonOptions[Any]) -> tuple[Versioned[Any] | None, Callable[[], Any]]:
+    given: Any = options.get("state")
+    version, migrations = options.get("version", 1), options.get("migrations")
     if given is None or given is type(None):
         if version != 1 or migrations or options.get("ttl") is not None:
             raise refusal(

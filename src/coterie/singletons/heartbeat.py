@@ -13,18 +13,19 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from coterie.errors import HeartbeatFailed, LeadershipLost, PersistenceError
+from coterie.errors import HeartbeatFailed, PersistenceError
 from coterie.kernel import metrics
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.text import said, storable
 from coterie.storage.contracts.executions import Stamp
+from coterie.work.while_held import AWAY_S
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from coterie.kernel.clock import Clock
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.executions import ExecutionRecord, Executions
+    from coterie.storage.contracts.executions import ExecutionRecord
+    from coterie.work.services import Services
 
 
 Sign = Literal["progress", "heartbeat", "execution"]
@@ -73,8 +74,6 @@ log = logging.getLogger("coterie.singletons")
 
 _SOON_S = 1.0
 """Minimum interval between writes of changes: a body may beat as often as it likes."""
-_AWAY_S = 0.2
-"""Pause between two attempts while the database is away."""
 _FIRST_S = 0.1
 """How long the first stamp is delayed: the first save, once the state is loaded, must not wait for it."""
 _TEXT_MOST = 2_000
@@ -100,32 +99,18 @@ class Heartbeats:
     """The stamps of one leadership.
 
     Args:
-        tenure: The tenure under which they are written.
-        executions: Where they are written.
-        clock: Its steady time measures the ages.
-        leader: The name of this runner.
-        heartbeat_s: How often they are written without a change.
         expected_s: How often progress is expected.
     """
 
-    def __init__(
-        self,
-        tenure: Tenure,
-        executions: Executions,
-        *,
-        clock: Clock,
-        leader: str,
-        heartbeat_s: float,
-        expected_s: float | None,
-    ) -> None:
+    def __init__(self, tenure: Tenure, services: Services, *, expected_s: float | None) -> None:
         self._tenure = tenure
-        self._executions = executions
-        self._clock = clock
-        self._leader = leader
-        self._heartbeat_s = heartbeat_s
+        self._executions = services.storage.executions
+        self._clock = services.clock  # its steady time measures the ages
+        self._leader = services.runner
+        self._heartbeat_s = services.settings.heartbeat.total_seconds()
         self._expected_s = expected_s
         self._news = asyncio.Event()
-        self._soon_s = min(_SOON_S, heartbeat_s, _SOON_S if expected_s is None else expected_s / 4)
+        self._soon_s = min(_SOON_S, self._heartbeat_s, _SOON_S if expected_s is None else expected_s / 4)
         self._is_away = False  # whether the last one could not be written
         self.has_begun = False
         """Whether the stored record was taken over."""
@@ -160,7 +145,7 @@ class Heartbeats:
         """
         found = await self._executions.begin(self._tenure.claim, leader=self._leader, expected_s=self._expected_s)
         if found is None:
-            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+            raise self._tenure.lost()
         self.has_begun = True
         now_ns = self._clock.steady_ns()
         self.runs = found.runs
@@ -215,7 +200,7 @@ class Heartbeats:
         """Write the stamp now, if possible; False: we no longer hold the seat."""
         self._news.clear()
         try:
-            told = await self._executions.stamp(self._stamp())
+            written = await self._executions.stamp(self._stamp())
         except PersistenceError as error:
             _, _, name = self._tenure.seat.partition(":")
             level = logging.INFO if self._is_away else logging.WARNING  # one warning per outage
@@ -224,9 +209,9 @@ class Heartbeats:
             self._news.set()
             return True
         self._is_away = False
-        return told != "fenced"
+        return written != "fenced"
 
-    async def insist(self) -> None:
+    async def write_until_stored(self) -> None:
         """Write the stamp, retrying while we hold the seat.
 
         Raises:
@@ -234,10 +219,10 @@ class Heartbeats:
         """
         while True:
             if not self._tenure.held or not await self.write():
-                raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+                raise self._tenure.lost()
             if not self._is_away:
                 return
-            await asyncio.sleep(_AWAY_S)
+            await asyncio.sleep(AWAY_S)
 
     def _stamp(self) -> Stamp:
         return Stamp(

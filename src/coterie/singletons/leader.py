@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from coterie.errors import LeadershipLost
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.text import countable
 
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
 
     from coterie.cluster import Cluster
     from coterie.durable.unit import Durable
-    from coterie.entities.persisted.transaction import Transaction
     from coterie.kernel.durations import Duration
     from coterie.ownership.seats import Tenure
     from coterie.singletons.heartbeat import ExecutionMeta, Heartbeats
     from coterie.singletons.state import LeaderState
-    from coterie.storage.interface import Storage
+    from coterie.work.services import Services
+    from coterie.work.transaction import Transaction
 
     S = TypeVarWithDefault("S", default=None)
 else:
@@ -53,21 +52,18 @@ class Leader(Generic[S]):
         self,
         name: str,
         *,
-        cluster: Cluster,
+        services: Services,
         tenure: Tenure,
-        storage: Storage,
         state: LeaderState[Any],
         stamps: Heartbeats,
-        transaction_limit_s: float,
         open_unit: Callable[[str], AbstractAsyncContextManager[Durable]],
     ) -> None:
         self.name = name
-        self.cluster = cluster
+        self.cluster: Cluster = services.cluster
         self._tenure = tenure
-        self._storage = storage
+        self._storage = services.storage
         self._state = state
         self._stamps = stamps
-        self._transaction_limit_s = transaction_limit_s
         self._open_unit = open_unit
 
     @property
@@ -121,7 +117,7 @@ class Leader(Generic[S]):
             LeadershipLost: Another runner leads. Nothing was written.
             TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing was written.
         """
-        return self._state.transaction(limit_s=self._transaction_limit_s)
+        return self._state.transaction()
 
     def unit(self, key: str) -> AbstractAsyncContextManager[Durable]:
         """Work in progress that the next leader continues: `async with leader.unit("import 7") as unit:`.
@@ -151,7 +147,7 @@ class Leader(Generic[S]):
             LeadershipLost: It does not.
         """
         if not self._tenure.held or not await self._storage.states.verify(self._tenure.claim):
-            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+            raise self._tenure.lost()
 
     async def sleep(self, duration: Duration) -> None:
         """Sleep on purpose: it counts as progress. The sleep does not survive a change of leader.
@@ -162,8 +158,7 @@ class Leader(Generic[S]):
         self._stamps.progress()
         await asyncio.sleep(to_seconds(duration, what="leader.sleep", allow_zero=True))
         self._stamps.progress()
-        if not self._tenure.held:
-            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+        self._tenure.require_held()
 
     def __repr__(self) -> str:
         return f"<Leader of {self.name!r} at epoch {self.epoch}>"

@@ -22,50 +22,44 @@ from coterie.errors import (
     SingletonError,
     StateLoadFailed,
 )
-from coterie.kernel import chaos, metrics, spans
-from coterie.kernel.context import ClusterContext, enter
+from coterie.kernel import chaos, metrics
+from coterie.kernel.context import enter
 from coterie.kernel.retry import Retry
-from coterie.kernel.supervisor import Seated
 from coterie.kernel.text import said
 from coterie.singletons.heartbeat import Heartbeats
 from coterie.singletons.leader import Leader
 from coterie.singletons.state import LeaderState
 from coterie.singletons.state_row import StateRowWriter
-from coterie.work.limits import settled
+from coterie.work.context import context_of, in_span
+from coterie.work.limits import is_cancelled, settled
+from coterie.work.occupants import GRACE_S
+from coterie.work.while_held import AWAY_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from contextvars import Context
 
     from coterie.durable.steps import DurableWork
-    from coterie.kernel.supervisor import MakeWork
     from coterie.ownership.exclusion import Cause
     from coterie.ownership.seats import Tenure
     from coterie.singletons.definition import Hook, Singleton
-    from coterie.singletons.registry import SingletonServices
+    from coterie.work.services import Services
 
 log = logging.getLogger("coterie.singletons")
 
-GRACE_S = 3.0
-"""How long a cancelled body may take to end: then the leadership moves without it."""
 HOOK_S = 5.0
 """How long a hook may take. With the grace it stays below the 10 s in which a leader is replaced (S10)."""
 _RESTARTS = Retry(attempts=20, base="200ms", max="30s")
 """Pauses before a body that raised runs again; the last one repeats for as long as it takes."""
 _WELL_S = 10.0
 """After this long without an error a body counts as healthy, and its next pause is the first one again."""
-_LOOK_S = 0.05
-_AWAY_S = 0.2
-"""Pause between two attempts while the database is away."""
+_SESSION_S = 0.05
+"""Polling interval for the session without which a runner starts nothing [M2]; and the limit of the last stamp."""
 
 
 class Leadership:
     """A leader at work.
 
     Args:
-        singleton: The definition.
-        tenure: The tenure under which it writes.
-        post: The singleton services of the runner.
         context: The context that the body inherits.
         former: The leadership before this one in this process, if it has not ended yet.
 
@@ -78,57 +72,33 @@ class Leadership:
         self,
         singleton: Singleton[Any],
         tenure: Tenure,
-        post: SingletonServices,
+        services: Services,
         context: Context,
         former: Leadership | None,
     ) -> None:
         self.singleton = singleton
         self.tenure = tenure
-        self._post = post
+        self._services = services
         self._former = former
         self._context = context
-        context.run(enter, self._cluster_context())
-        self.stamps = Heartbeats(
-            tenure,
-            post.storage.executions,
-            clock=post.clock,
-            leader=post.name,
-            heartbeat_s=post.settings.heartbeat.total_seconds(),
-            expected_s=singleton.expected_s,
-        )
-        row = StateRowWriter(
-            singleton.name,
-            singleton.key,
-            tenure,
-            post.storage.states,
-            ttl_s=singleton.ttl_s,
-            retry=singleton.retry or post.settings.retry,
-            chance=post.chance,
-            failed=self._state_failed,
-        )
+        context.run(enter, context_of(tenure, singleton.name))
+        self.stamps = Heartbeats(tenure, services, expected_s=singleton.expected_s)
+        row = StateRowWriter(singleton, tenure, services, failed=self._state_failed)
         state = self._state = LeaderState(
-            singleton,
-            tenure,
-            row,
-            post.storage,
-            tasks=post.tasks,
-            changed=self.stamps.progress,
-            failed=self._state_failed,
+            singleton, tenure, row, services, changed=self.stamps.progress, failed=self._state_failed
         )
         self.leader: Leader[Any] = Leader(
             singleton.name,
-            cluster=post.cluster,
+            services=services,
             tenure=tenure,
-            storage=post.storage,
             state=state,
             stamps=self.stamps,
-            transaction_limit_s=post.settings.transaction_limit.total_seconds(),
-            open_unit=lambda key: unit(post, tenure, singleton=singleton.name, key=key, works=self._works),
+            open_unit=lambda key: unit(services, tenure, singleton=singleton.name, key=key, works=self._works),
         )
         self._works: dict[str, DurableWork] = {}
         self._has_become = False
         self._has_begun = False
-        self._work = self._supervise(self._lead, "lead singleton")
+        self._work = services.supervise(self._lead, "lead singleton", tenure, context=context)
         self._stamping: asyncio.Task[Any] | None = None
         self._ending: asyncio.Task[Any] | None = None
 
@@ -142,15 +112,14 @@ class Leadership:
         """The seat is lost: stop the body. The hook still runs, and writes nothing."""
         self._end()
 
-    def hint(self, unit: str) -> None:
+    async def end(self) -> None:
+        """As `drain`."""
+        await self.drain()
+
+    def wake(self, unit: str) -> None:
         """A value for a deferred of a unit may have arrived."""
         if unit in self._works:
             self._works[unit].hint()
-
-    @property
-    def ended(self) -> asyncio.Task[Any]:
-        """The task that ends it, which starts with the loss."""
-        return self._end()
 
     # From the grant on
 
@@ -162,7 +131,7 @@ class Leadership:
             if not self._has_begun:  # otherwise an unexpected error ended the lead before, not the body
                 await self._begin()
         except LeadershipLost as error:
-            log.info("singleton %r was not begun: %s", self.singleton.name, error)
+            log.info("singleton %r did not begin: %s", self.singleton.name, error)
             return
         except CoterieError as error:  # includes errors of the hook and of the state; all others are supervised
             if self.tenure.held:  # otherwise this runner was away, which says nothing about the next time
@@ -175,28 +144,29 @@ class Leadership:
 
     async def _begin(self) -> None:
         if self._former is not None:
-            await asyncio.shield(self._former.ended)  # in one process one hook after the other
+            await self._former.end()  # in one process one hook after the other
             self._former = None
-        await self._insist()
+        await self._load()
         if self._stamping is None:
-            self._stamping = self._supervise(self.stamps.live, "stamp executions")
+            self._stamping = self._services.supervise(
+                self.stamps.live, "stamp executions", self.tenure, context=self._context
+            )
         hook = self.singleton.on_become_leader
         if chaos.on:
             chaos.saw("leader", f"{self.singleton.name}, epoch {self.tenure.epoch}")
             await chaos.point("singletons.before_become")
         if hook is not None:
-            if not self.tenure.held:
-                raise LeadershipLost(seat=self.tenure.seat, epoch=self.tenure.epoch)
+            self.tenure.require_held()
             self._has_become = True
             await self._call(hook, "on_become_leader")
         self._has_become = self._has_begun = True
-        log.info("singleton %r is led by %s, epoch %d", self.singleton.name, self._post.name, self.tenure.epoch)
+        log.info("singleton %r is led by %s, epoch %d", self.singleton.name, self._services.runner, self.tenure.epoch)
 
-    async def _insist(self) -> None:
+    async def _load(self) -> None:
         """Load the record and the state. Refusals are retried as often as the policy says; an outage ends, or the seat
         is lost.
         """
-        retry = self.singleton.retry or self._post.settings.retry
+        retry = self.singleton.retry or self._services.settings.retry
         attempt = 0
         while True:
             try:
@@ -207,7 +177,7 @@ class Leadership:
                 failure = StateLoadFailed(singleton=self.singleton.name, problem=str(error))
                 self._state_failed(failure)
                 attempt += error.outcome == "refused"
-                pause_s = retry.delay_s(attempt, self._post.chance) if error.outcome == "refused" else _AWAY_S
+                pause_s = retry.delay_s(attempt, self._services.chance) if error.outcome == "refused" else AWAY_S
                 if pause_s is None:
                     raise failure from error
                 await asyncio.sleep(pause_s)
@@ -217,8 +187,8 @@ class Leadership:
     def _give_up_half_begun(self) -> None:
         """Release the seat: an unexpected error ended the lead while the hook ran, which runs once in a term."""
         problem = "it was interrupted by an unexpected error while on_become_leader ran"
-        log.error("singleton %r is left to other runners: %s", self.singleton.name, problem)
-        self._post.resign(self.tenure.seat, cause="failed", error=problem)
+        log.error("singleton %r is released to other runners: %s", self.singleton.name, problem)
+        self._services.resign(self.tenure.seat, cause="failed", error=problem)
 
     def _cannot_begin(self, error: Exception) -> None:
         """Release the seat: another runner may be able to begin.
@@ -227,9 +197,9 @@ class Leadership:
         failed is retried here, later and later. A hook that got `LeadershipLost` proves nothing against this runner.
         """
         log.error(
-            "singleton %r cannot begin on %s, which leaves it to others: %s",
+            "singleton %r cannot begin on %s, which releases it to other runners: %s",
             self.singleton.name,
-            self._post.name,
+            self._services.runner,
             error,
             exc_info=not isinstance(error, CoterieError),
         )
@@ -238,67 +208,67 @@ class Leadership:
             cause: Cause = "resigned"
         else:
             cause = "failed" if isinstance(error, LeaderHandoffFailed) else "refused"
-        self._post.resign(self.tenure.seat, cause=cause, error=said(error))
+        self._services.resign(self.tenure.seat, cause=cause, error=said(error))
 
     async def _run_until_done(self) -> None:
         attempt = 0
         while True:
-            began_ns = self._post.clock.steady_ns()
-            if await self._ran():
+            began_ns = self._services.clock.steady_ns()
+            if await self._run_once():
                 return
-            ran_s = (self._post.clock.steady_ns() - began_ns) / 1e9
+            ran_s = (self._services.clock.steady_ns() - began_ns) / 1e9
             attempt = 1 if ran_s > _WELL_S else attempt + 1
             pause_s = self._pause_s(attempt)
             if pause_s is None:
                 log.error(
-                    "singleton %r failed %d times in a row on %s, which leaves it to other runners for a while",
+                    "singleton %r failed %d times in a row on %s, which releases it to other runners for a while",
                     self.singleton.name,
                     attempt,
-                    self._post.name,
+                    self._services.runner,
                 )
                 error = self.stamps.meta.last_error or "its body raised"
-                self._post.resign(self.tenure.seat, cause="failed", error=error)
+                self._services.resign(self.tenure.seat, cause="failed", error=error)
                 return
             await asyncio.sleep(pause_s)
 
     def _pause_s(self, attempt: int) -> float | None:
         """The next pause; None: the definition's policy has no attempt left. Without a policy there is always one."""
         if self.singleton.retry is not None:
-            return self.singleton.retry.delay_s(attempt, self._post.chance)
-        return _RESTARTS.delay_s(min(attempt, _RESTARTS.attempts - 1), self._post.chance)
+            return self.singleton.retry.delay_s(attempt, self._services.chance)
+        return _RESTARTS.delay_s(min(attempt, _RESTARTS.attempts - 1), self._services.chance)
 
     async def _run_every(self, every_s: float) -> None:
-        retry = self.singleton.retry or self._post.settings.retry
+        retry = self.singleton.retry or self._services.settings.retry
         attempt = 0
         while True:
-            pause_s = retry.delay_s(attempt, self._post.chance) if attempt else None
+            pause_s = retry.delay_s(attempt, self._services.chance) if attempt else None
             await asyncio.sleep(self._until_next_s(every_s) if pause_s is None else pause_s)
             if pause_s is None:
                 attempt = 0
-            attempt = 0 if await self._ran() else attempt + 1
+            attempt = 0 if await self._run_once() else attempt + 1
 
     def _until_next_s(self, every_s: float) -> float:
         """Seconds until the next run. Missed runs are not made up for: one is due now, the one after on time."""
         ran_ns = self.stamps.ran_ns
-        return 0.0 if ran_ns is None else max(0.0, every_s - (self._post.clock.steady_ns() - ran_ns) / 1e9)
+        return 0.0 if ran_ns is None else max(0.0, every_s - (self._services.clock.steady_ns() - ran_ns) / 1e9)
 
-    async def _ran(self) -> bool:
+    async def _run_once(self) -> bool:
         """Run the body once. Returns: whether it succeeded."""
-        while not self.tenure.may_start:  # noqa: ASYNC110 without its session a runner starts nothing [M2]: rare, and short
-            await asyncio.sleep(_LOOK_S)
+        while not self.tenure.may_start:  # noqa: ASYNC110 rare, and short
+            await asyncio.sleep(_SESSION_S)
         self.stamps.ran()
-        name, clock = self.singleton.name, self._post.clock
+        name, clock = self.singleton.name, self._services.clock
         metrics.EXECUTIONS.of(name, "singleton").value += 1
         began_ns = clock.steady_ns()
         try:
             if self.singleton.every_s is not None:
-                await self.stamps.insist()  # stored before it begins: no other leader repeats it
-            await self._called()
+                await self.stamps.write_until_stored()  # stored before it begins: no other leader repeats it
+            await in_span(self.singleton.body(self.leader), f"singleton.{self.singleton.name}", self.tenure)
         except LeadershipLost as error:
             log.info("singleton %r stopped: %s", self.singleton.name, error)
             return False
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise  # otherwise it awaited something that was cancelled, which is an error like any other
             self.stamps.error(error)
             metrics.SINGLETON_FAILURES.of(name).value += 1
@@ -310,14 +280,6 @@ class Leadership:
         self.stamps.progress()
         return True
 
-    def _called(self) -> Awaitable[Any]:
-        body = self.singleton.body(self.leader)
-        if not spans.on:
-            return body
-        claim = self.tenure.claim
-        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
-        return spans.spanned(body, f"singleton.{self.singleton.name}", facts)
-
     # The end
 
     def _end(self) -> asyncio.Task[Any]:
@@ -328,11 +290,9 @@ class Leadership:
 
     async def _finish(self) -> None:
         if self._former is not None:  # lost before it began: waiting for its end includes the former's end
-            await asyncio.shield(self._former.ended)
+            await self._former.end()
         if not await _has_ended(self._work, GRACE_S):
-            problem = (
-                f"its body ignored its cancellation for {GRACE_S:g}s and is left behind; what it writes is refused"
-            )
+            problem = f"its body ignored its cancellation for {GRACE_S:g}s and is abandoned; what it writes is refused"
             self._report(LeaderHandoffFailed(singleton=self.singleton.name, problem=problem))
         hook = self.singleton.on_lose_leadership
         if hook is not None and self._has_become:
@@ -342,7 +302,7 @@ class Leadership:
             self._stamping.cancel()
         if self.tenure.held and self.stamps.has_begun:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):  # the successor does not wait for it
+                async with asyncio.timeout(_SESSION_S):  # the successor does not wait for it
                     await self.stamps.write()
 
     async def _call(self, hook: Hook, name: str) -> None:
@@ -375,27 +335,9 @@ class Leadership:
         metrics.STATE_ERRORS.of(self.singleton.name, "singleton").value += 1
         self.stamps.error(error)
 
-    def _supervise(self, make: MakeWork, name: str) -> asyncio.Task[None]:
-        seat = self.tenure.seat
-        seated = Seated(seat, lambda: self._post.resign(seat, cause="failed", error=""))
-        return self._post.tasks.supervise(
-            make, name=name, supervisor=self._post.supervisor, seated=seated, context=self._context
-        )
-
     def _spawn(self, work: Any, name: str) -> asyncio.Task[Any]:
-        return self._post.tasks.spawn(
+        return self._services.tasks.spawn(
             work, name=f"{name} {self.singleton.name}", report=not name.startswith("on_"), context=self._context
-        )
-
-    def _cluster_context(self) -> ClusterContext:
-        claim = self.tenure.claim
-        return ClusterContext(
-            runner_id=claim.runner,
-            runner_address=self.tenure.address,
-            name=self.singleton.name,
-            is_leader=True,
-            epoch=claim.epoch,
-            seat=claim.seat,
         )
 
 
@@ -403,11 +345,6 @@ async def _awaited(hook: Hook, leader: Leader[Any]) -> None:
     result: Any = hook(leader)
     if inspect.isawaitable(result):
         await result
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _has_ended(task: asyncio.Task[Any], within_s: float) -> bool:

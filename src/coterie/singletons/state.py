@@ -12,22 +12,21 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic
 
 from coterie.errors import MalformedMessage, NewerVersion, PersistenceError, SchemaDecodeFailed, StatePersistFailed
-from coterie.kernel.context import OpenTransaction, transacting
 from coterie.kernel.serialization.versions import MigrationFailed
 from coterie.kernel.text import storable
 from coterie.singletons.definition import S
 from coterie.storage.contracts.messages import Commit
+from coterie.work.transaction import open_transaction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from coterie.kernel.serialization.versions import Versioned
-    from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
     from coterie.singletons.definition import Singleton
     from coterie.singletons.state_row import StateRowWriter
     from coterie.storage.contracts.messages import Transaction
-    from coterie.storage.interface import Storage
+    from coterie.work.services import Services
 
 
 class Turn:
@@ -44,7 +43,7 @@ class Turn:
         """Whether the current task is inside a transaction's block."""
         return self.in_transaction and self._task is asyncio.current_task()
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Wait for the turn."""
         if self._task is not None and self._task is asyncio.current_task():
             where = "transaction()" if self.in_transaction else "update()"
@@ -55,17 +54,17 @@ class Turn:
     def hand_to(self, task: asyncio.Task[Any]) -> None:
         """Let the turn end with a task: a caller that took it, and was cancelled meanwhile, waits like all others."""
         self._task = task
-        task.add_done_callback(self._left)
+        task.add_done_callback(self._task_ended)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """End the turn."""
         self._task = None
         self._lock.release()
 
-    def _left(self, task: asyncio.Task[Any]) -> None:
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
             task.exception()  # belongs to its caller, if that still waits
-        self.leave()
+        self.release()
 
 
 log = logging.getLogger("coterie.singletons")
@@ -75,11 +74,7 @@ class LeaderState(Generic[S]):
     """The state of one leadership.
 
     Args:
-        singleton: The definition.
-        tenure: The tenure under which it writes.
         row: Where it is stored.
-        storage: For transactions.
-        tasks: Completes saves whose caller was cancelled.
         changed: Called after each save that has changed something.
         failed: Called for each state that could not be read.
     """
@@ -89,17 +84,15 @@ class LeaderState(Generic[S]):
         singleton: Singleton[S],
         tenure: Tenure,
         row: StateRowWriter,
-        storage: Storage,
+        services: Services,
         *,
-        tasks: Tasks,
         changed: Callable[[], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._singleton = singleton
         self._tenure = tenure
         self._row = row
-        self._storage = storage
-        self._tasks = tasks
+        self._services = services
         self._changed = changed
         self._failed = failed
         self._turn = Turn(singleton.name)
@@ -129,7 +122,7 @@ class LeaderState(Generic[S]):
             return
         loaded = await self._row.read()
         if loaded.value is None or loaded.expired:
-            self._take(self._encode(self._singleton.initial()))
+            self._show(self._encode(self._singleton.initial()))
             self._stored = None  # an unsaved state is not stored: the next leader may start from another initial state
         else:
             await self._decode(loaded.value)
@@ -148,12 +141,12 @@ class LeaderState(Generic[S]):
             if before != codec.version:
                 await self._row.set_aside(f"it was migrated from version {before} to {codec.version}")
         encoded = self._encode(value)
-        self._take(encoded)
+        self._show(encoded)
         self._stored = data if data == encoded else None
 
     async def _begin_anew(self, problem: str) -> None:
         name, hint = self._singleton.name, "the first state is used instead; what was stored is kept aside"
-        log.error("state of %r is set aside, and begins anew: %s", name, problem)
+        log.error("the stored state of singleton %r is set aside and replaced by the first one: %s", name, problem)
         await self._row.set_aside(problem)
         self._failed(SchemaDecodeFailed(singleton=name, problem=problem, hint=hint))
 
@@ -165,8 +158,8 @@ class LeaderState(Generic[S]):
         if self._turn.in_transaction_here:
             self._stage(data)
             return
-        await self._turn.take()
-        await self._write_and_leave(data)
+        await self._turn.acquire()
+        await self._write_and_release(data)
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[S]:
@@ -176,27 +169,27 @@ class LeaderState(Generic[S]):
             yield draft
             self._stage(self._encode(draft))
             return
-        await self._turn.take()
+        await self._turn.acquire()
         try:
             draft = self._codec.decode(self._data)
             yield draft
             data = self._encode(draft)
         except BaseException:
-            self._turn.leave()
+            self._turn.release()
             raise
-        await self._write_and_leave(data)
+        await self._write_and_release(data)
 
-    async def _write_and_leave(self, data: bytes) -> None:
+    async def _write_and_release(self, data: bytes) -> None:
         """Write it, even if the caller is cancelled: then again in a task, which finds the write that was in flight."""
         try:
             await self._write(data)
         except asyncio.CancelledError:
-            self._hand_over(self._write(data))
+            self._spawn(self._write(data))
             raise
         except BaseException:
-            self._turn.leave()
+            self._turn.release()
             raise
-        self._turn.leave()
+        self._turn.release()
 
     async def _write(self, data: bytes) -> None:
         self._warn_of_change(data)
@@ -205,46 +198,40 @@ class LeaderState(Generic[S]):
             return
         self._stored = None  # until the stored content is known
         await self._row.write(data)
-        self._wrote(data)
+        self._saved(data)
 
     def _is_stored(self, data: bytes) -> bool:
         """Whether there is nothing to write. With a TTL there always is: expiry counts from the last save."""
         return data == self._stored and self._singleton.ttl_s is None
 
-    def _wrote(self, data: bytes) -> None:
+    def _saved(self, data: bytes) -> None:
         self._stored = data
-        self._take(data)
+        self._show(data)
         self._changed()
 
-    def _hand_over(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that completes `work`, and ends the turn then."""
-        task = self._tasks.spawn(work, name=f"save {self._singleton.name}", report=False)
+        task = self._services.tasks.spawn(work, name=f"save {self._singleton.name}", report=False)
         self._turn.hand_to(task)
         return task
 
     # Transactions
 
     @asynccontextmanager
-    async def transaction(self, *, limit_s: float) -> AsyncIterator[Transaction]:
+    async def transaction(self) -> AsyncIterator[Transaction]:
         """The user's own SQL; what is saved in its block is committed with it, or not at all."""
-        await self._turn.take()
+        storage, limit_s = self._services.storage, self._services.settings.transaction_limit.total_seconds()
+        who = f"singleton {self._singleton.name!r}"
+        await self._turn.acquire()
         try:
-            self._row.require_held()
-            transaction = self._storage.transaction(limit_s=limit_s)
-            self._turn.in_transaction = True
-            token = transacting.set(OpenTransaction(f"singleton {self._singleton.name!r}", transaction))
-            try:
+            async with open_transaction(storage, self._tenure, who=who, limit_s=limit_s) as transaction:
+                self._turn.in_transaction = True
                 yield transaction
-            except BaseException:
-                await transaction.rollback()
-                raise
-            finally:
-                transacting.reset(token)
         except BaseException:
             self._unstage()
-            self._turn.leave()
+            self._turn.release()
             raise
-        await asyncio.shield(self._hand_over(self._commit(transaction)))  # completed even if we are cancelled
+        await asyncio.shield(self._spawn(self._commit(transaction)))  # completed even if we are cancelled
 
     def _stage(self, data: bytes) -> None:
         self._warn_of_change(data)
@@ -255,7 +242,7 @@ class LeaderState(Generic[S]):
         self._turn.in_transaction = False
         if self._staged is not None:
             self._staged = None
-            self._take(self._data)
+            self._show(self._data)
 
     async def _commit(self, transaction: Transaction) -> None:
         data = self._staged
@@ -272,29 +259,29 @@ class LeaderState(Generic[S]):
             raise self._row.fenced()
 
     async def _commit_with(self, transaction: Transaction, data: bytes) -> None:
-        write: Any = self._row.following(data)
+        write: Any = self._row.next_save(data)
         self._stored = None
         try:
-            told = await transaction.commit(write)
+            written = await transaction.commit(write)
         except PersistenceError as error:
             if error.outcome != "unknown":
                 raise
-            log.warning("singleton %r looks whether its transaction was committed: %s", self._singleton.name, error)
-            if not await self._row.has_followed(data):
+            log.warning("singleton %r reads whether its transaction was committed: %s", self._singleton.name, error)
+            if not await self._row.is_saved(data):
                 raise
         else:
-            if told == "fenced":
+            if written == "fenced":
                 raise self._row.fenced()
-            if told != "written":  # it has expired, or was deleted by hand
-                await self._row.insist_to_read()
+            if written != "written":  # it has expired, or was deleted by hand
+                await self._row.read_until_answered()
                 problem = "the stored state is another one than this leader knows"
                 raise StatePersistFailed(singleton=self._singleton.name, problem=problem)
-            self._row.followed()
-        self._wrote(data)
+            self._row.count_save()
+        self._saved(data)
 
     # Helpers
 
-    def _take(self, data: bytes) -> None:
+    def _show(self, data: bytes) -> None:
         self._data = data
         self._shown = self._codec.decode(data)
 
@@ -316,7 +303,7 @@ class LeaderState(Generic[S]):
         if not is_known:
             if not self._has_warned:  # once: such a body does it repeatedly
                 log.warning(
-                    "singleton %r changed leader.state outside of update(): that change is not saved, and gone now; "
+                    "singleton %r changed leader.state outside of update(): that change is not saved and was dropped; "
                     "write async with leader.update() as state",
                     self._singleton.name,
                 )

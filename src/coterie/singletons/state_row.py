@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.kernel import chaos
@@ -17,10 +17,10 @@ from coterie.storage.interface import StateSave
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.kernel.random import Random
-    from coterie.kernel.retry import Retry
     from coterie.ownership.seats import Tenure
-    from coterie.storage.interface import StateLoaded, StateStore
+    from coterie.singletons.definition import Singleton
+    from coterie.storage.interface import StateLoaded
+    from coterie.work.services import Services
 
 log = logging.getLogger("coterie.singletons")
 
@@ -34,35 +34,19 @@ class StateRowWriter:
     """One leadership's knowledge of its row.
 
     Args:
-        name: The name of the singleton.
-        key: The key of the row.
-        tenure: The tenure under which it writes.
-        states: Where it is stored.
-        ttl_s: After how long without a save it expires.
-        retry: How often a save that the database refuses is retried.
-        chance: For the jitter of pauses.
         failed: Called on each failure.
     """
 
     def __init__(
-        self,
-        name: str,
-        key: str,
-        tenure: Tenure,
-        states: StateStore,
-        *,
-        ttl_s: float | None,
-        retry: Retry,
-        chance: Random,
-        failed: Callable[[Exception], None],
+        self, singleton: Singleton[Any], tenure: Tenure, services: Services, *, failed: Callable[[Exception], None]
     ) -> None:
-        self._name = name
-        self._key = key
+        self._name = singleton.name
+        self._key = singleton.key
         self._tenure = tenure
-        self._states = states
-        self._ttl_s = ttl_s
-        self._retry = retry
-        self._chance = chance
+        self._states = services.storage.states
+        self._ttl_s = singleton.ttl_s
+        self._retry = singleton.retry or services.settings.retry
+        self._chance = services.chance
         self._failed = failed
         self._version = 0
         self._is_in_doubt = False  # whether an attempt of the current write was not answered
@@ -82,7 +66,7 @@ class StateRowWriter:
         self._version = loaded.version
         return loaded
 
-    async def insist_to_read(self) -> StateLoaded:
+    async def read_until_answered(self) -> StateLoaded:
         """As `read`, retrying while we hold the seat."""
         while True:
             try:
@@ -109,19 +93,19 @@ class StateRowWriter:
         self.require_held()
         self._is_in_doubt = False
         try:
-            await self._insist_to_write(data)
+            await self._write_until_stored(data)
         except LeadershipLost as error:
             if self._is_in_doubt:
                 raise self.lost(in_doubt=True) from error
             raise
 
-    async def _insist_to_write(self, data: bytes) -> None:
+    async def _write_until_stored(self, data: bytes) -> None:
         away = refused = 0
         while True:
             if chaos.on:
                 await chaos.point("singletons.before_save")
             try:
-                if await self._wrote(data):
+                if await self._try_to_save(data):
                     return
             except PersistenceError as error:
                 self._is_in_doubt |= error.outcome == "unknown"
@@ -134,35 +118,35 @@ class StateRowWriter:
                     away += 1
                     pause_s = min(_PAUSE_S * 2.0 ** min(away, 10), _PAUSE_MOST_S)
                 if pause_s is None:
-                    if (await self.insist_to_read()).value == data:  # by an earlier attempt of unknown outcome
+                    if (await self.read_until_answered()).value == data:  # by an earlier attempt of unknown outcome
                         return
                     raise failure from error
                 await asyncio.sleep(pause_s)
             self.require_held()
 
-    async def _wrote(self, data: bytes) -> bool:
-        told = await self._states.save(self.following(data))
-        if told == "fenced":
+    async def _try_to_save(self, data: bytes) -> bool:
+        written = await self._states.save(self.next_save(data))
+        if written == "fenced":
             raise self.fenced()
-        if told == "written":
+        if written == "written":
             self._version += 1
             return True
         # An earlier attempt of ours was not answered, or the row has expired: continue from what is there.
         return (await self.read()).value == data
 
-    def following(self, data: bytes) -> StateSave:
+    def next_save(self, data: bytes) -> StateSave:
         """The write that follows what is stored."""
         return StateSave(self._tenure.claim, self._key, data, self._version, self._ttl_s, HISTORY)
 
-    def followed(self) -> None:
+    def count_save(self) -> None:
         """Such a write has happened."""
         self._version += 1
 
-    async def has_followed(self, data: bytes) -> bool:
+    async def is_saved(self, data: bytes) -> bool:
         """Whether such a write, whose answer was lost, has happened. It locks the row until that is decided."""
         before = self._version
         try:
-            loaded = await self.insist_to_read()
+            loaded = await self.read_until_answered()
         except LeadershipLost as error:
             raise self.lost(in_doubt=True) from error
         return loaded.version == before + 1 and loaded.value == data
@@ -181,4 +165,4 @@ class StateRowWriter:
 
     def lost(self, *, in_doubt: bool = False) -> LeadershipLost:
         """We do not hold the seat."""
-        return LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch, in_doubt=in_doubt)
+        return self._tenure.lost(in_doubt=in_doubt)

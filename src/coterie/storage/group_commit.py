@@ -11,21 +11,19 @@ instead of waiting for the lock again.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import threading  # noqa: TID251 a lock only: the engine's thread closes the group
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos, metrics
-from coterie.kernel.coroutines import enter_task, leave_task, remaining_steps
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import Supervisor
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from coterie.errors import Outcome
 
@@ -33,10 +31,6 @@ if TYPE_CHECKING:
     Member = tuple[Write, "Waiter"]
 
 log = logging.getLogger("coterie")
-
-_IN_A_ROW = 8
-"""After this many groups of one in a row the next write starts at once. Under concurrent load this would only split the
-first write off its group, at the price of an extra commit."""
 
 _took, _sizes, _fenced = metrics.COMMIT_DURATION.spread(), metrics.GROUP_SIZE.spread(), metrics.FENCED.of()
 
@@ -118,8 +112,6 @@ class GroupWriter(Service):
         self._queue: deque[Member] = deque()
         self._idle: asyncio.Future[None] | None = None
         self._is_lent = False  # a caller commits in its own task (`write_here`)
-        self._alone = 0  # number of groups of one in a row
-        self._begun: _Begun | None = None
         self.groups = 0
         self.members = 0
         self.reruns = 0
@@ -172,68 +164,35 @@ class GroupWriter(Service):
             self._wake(idle)
 
     def _wake(self, idle: asyncio.Future[None]) -> None:
-        """Start committing the queue; after many groups of one, run the first step of the commit right here."""
+        """Start committing the queue."""
         self._idle = None
-        if idle.done():
-            return  # cancelled
-        idle.set_result(None)
-        if self._alone >= _IN_A_ROW and not chaos.on:
-            self._begun = self._ahead(self._taken(self._most))
-
-    def _ahead(self, group: Group) -> _Begun | None:
-        """Run the first step of a group's commit. Returns None if that has completed it."""
-        commit, loop, caller, me = self._commit_and_tell(group), self._loop, asyncio.current_task(), self._folder
-        if caller is not None:
-            leave_task(loop, caller)
-        enter_task(loop, me)  # what the commit binds to its task stays valid when `_fold` continues it
-        try:
-            return _Begun(group, commit, self._context.run(commit.send, None))
-        except StopIteration:
-            return None
-        finally:
-            leave_task(loop, me)
-            if caller is not None:
-                enter_task(loop, caller)
+        if not idle.done():  # else it was cancelled
+            idle.set_result(None)
 
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         self._create_future: Callable[[], asyncio.Future[Any]] = loop.create_future
-        self._loop = loop
         self._call_soon = loop.call_soon
         self._time = loop.time
-        self._context = contextvars.copy_context()
-        self._folder = self.tasks.supervise(self._fold, name="commit groups", supervisor=self._supervisor)
+        self.tasks.supervise(self._fold, name="commit groups", supervisor=self._supervisor)
 
     async def _stop(self) -> None:
         while self._queue:
             _tell_failure(self._queue.popleft()[1], _stopping("unreachable"))
 
     async def _fold(self) -> None:
-        self._idle = None  # left over if an error ended the previous run
         while True:
-            if not self._queue or self._is_lent:
+            while not self._queue or self._is_lent:
                 self._idle = self._create_future()
                 try:
                     await self._idle
-                except BaseException as error:
-                    begun, self._begun, self._idle = self._begun, None, None
-                    if begun is not None:
-                        begun.commit.close()
-                        _fail(begun.group, _cut_short(error))
-                    raise
-            begun, self._begun = self._begun, None
-            commit: Awaitable[None]
-            if begun is not None:
-                group, commit = begun.group, remaining_steps(self._context, begun.commit, begun.waits_for)
-            elif self._queue:
-                if chaos.on:
-                    await chaos.point("groups.before_commit")
-                group = self._taken(1 if chaos.on and chaos.flip("groups.of_one") else self._most)
-                commit = self._commit_and_tell(group)
-            else:
-                continue  # the commit that was begun ahead has completed
+                finally:
+                    self._idle = None
+            if chaos.on:
+                await chaos.point("groups.before_commit")
+            group = self._taken(1 if chaos.on and chaos.flip("groups.of_one") else self._most)
             try:
-                await commit
+                await self._commit_and_tell(group)
             except BaseException as error:
                 _fail(group, _cut_short(error))
                 raise
@@ -271,18 +230,9 @@ class GroupWriter(Service):
 
     def _count(self, results: Sequence[Any], took_s: float) -> None:
         self.members += len(results)
-        self._alone = self._alone + 1 if len(results) == 1 else 0
         _took.see(took_s)
         _sizes.see(len(results))
         _fenced.value += fenced(results)
-
-
-class _Begun(NamedTuple):
-    """A commit whose first step has already run."""
-
-    group: Group
-    commit: Coroutine[Any, Any, None]
-    waits_for: Any
 
 
 def _cut_short(error: BaseException) -> PersistenceError:

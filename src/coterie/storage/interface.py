@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from coterie.errors import PersistenceError
+    from coterie.storage.contracts.activity import Activity
     from coterie.storage.contracts.executions import Executions
     from coterie.storage.contracts.inspection import Inspection
     from coterie.storage.contracts.messages import MessageStore, Transaction
@@ -488,6 +489,7 @@ class Storage(Service):
     machines: MachineIds
     messages: MessageStore
     inspection: Inspection
+    activity: Activity
     schema: Schema
 
     on_unreachable: Callable[[PersistenceError], None] | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from coterie.cluster import acting
 from coterie.errors import PersistenceError, ShuttingDown
 from coterie.kernel.durations import to_seconds
 from coterie.storage.sqlite import SqliteStorage
@@ -201,7 +200,7 @@ class Runner:
             if self._stopped:
                 return
             self._real = self._simulation.new_runner(self, self._node)
-            acting.set((self._simulation.cluster, self._real))  # for this task, and so for all tasks that it starts
+            self._simulation.cluster._participant.enter(self._real)  # in this task, and so in all tasks that it starts
         if self._simulation.body is not None:
             self._spawn(self._simulation.body(self), name="body")
 
@@ -235,7 +234,7 @@ class Runner:
 
     def _spawn(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         context = self._node.new_context()
-        context.run(acting.set, (self._simulation.cluster, self.real))
+        context.run(self._simulation.cluster._participant.enter, self.real)
         return self._loop.create_task(work, name=f"{self.name}/{name}", context=context)
 
     def _others(self) -> list[str]:

@@ -162,15 +162,15 @@ class Simulation:
 
     def new_runner(self, runner: Runner, node: Node) -> real.Runner:
         """The wrapped runner, as a process would create it, on a node."""
-        return self.cluster._new_runner(
-            self._doors(node), settings=runner.settings, definitions=runner.definitions, occupy=self.occupy
+        return self.cluster._program.new_runner(
+            runner.settings, parts=self._parts(node), definitions=runner.definitions, occupy=self.occupy
         )
 
     def new_client(self) -> Client:
         """The client for which the cluster acts outside of runners."""
-        return Client(self._settings, self._doors(self.loop.test))
+        return Client(self._settings, self._parts(self.loop.test))
 
-    def _doors(self, node: Node) -> ClientParts:
+    def _parts(self, node: Node) -> ClientParts:
         chance = Random(self._random.getrandbits(64))
         supervisor = Supervisor(chance)
         executors = self.database.executors(node.name)
@@ -278,7 +278,7 @@ async def simulate(
         simulation = Simulation(cluster, loop, wanted)
         simulation.body, simulation.occupy, simulation.definitions = body, occupy, definitions
         loop.skip = IdleTime(simulation).skip if skip_idle else None
-        with cluster.acting_as(simulation.new_client()) as client:
+        with cluster._participant.bound(simulation.new_client) as client:
             await client.start()
             await simulation._run(runners)
             try:
@@ -304,25 +304,26 @@ def _alone(loop: SimLoop) -> Iterator[None]:
 @contextmanager
 def _left_out(cluster: Cluster, faults: Sequence[Fault], without: Sequence[str]) -> Iterator[Sequence[Fault]]:
     """The remaining faults; meanwhile the cluster lacks the singletons and crons in `without`."""
-    rooms: list[dict[str, Any]] = [cluster._singletons.known]
-    rooms += [cluster._cron_room.known] if "_cron_room" in vars(cluster) else []
+    program = cluster._program
+    defined: list[dict[str, Any]] = [program.singletons.known]
+    defined += [program.crons.known] if "cron" in program.names() else []
     names = {type(fault).__name__ for fault in faults}
-    known = sorted(names.union(*rooms))
+    known = sorted(names.union(*defined))
     for name in without:
         if name not in known:
             raise ValueError(
                 f"without names {name!r}, and there is no such fault, singleton or cron: {', '.join(known)}"
             )
-    before = [dict(room) for room in rooms]
-    for room in rooms:
+    before = [dict(each) for each in defined]
+    for each in defined:
         for name in without:
-            room.pop(name, None)
+            each.pop(name, None)
     try:
         yield [fault for fault in faults if type(fault).__name__ not in without]
     finally:
-        for room, all_of in zip(rooms, before, strict=True):
-            room.clear()
-            room.update(all_of)
+        for each, all_of in zip(defined, before, strict=True):
+            each.clear()
+            each.update(all_of)
 
 
 async def holds(condition: Callable[[], object]) -> bool:

@@ -9,7 +9,7 @@ Promise:
     (incident 39); a request runs at most once; every queue has a bound; invalid input costs no more than its own
     connection.
 
-Read in this order: `interface` (what the packages above use) and `routes`; `protocol` (frames and envelopes);
+Read in this order: `interface` (what the packages above use); `protocol` (frames and envelopes);
 `handshake`, `identity`, `credentials` and `sealed_records` (authentication); `connection` with `in_flight` (our
 requests), `requests` (those of peers), `streams` and `outbox`; `peers` (one connection per peer); `tcp`, `tls` and
 `listener` (sockets).

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from coterie.transport.handshake import Established, Handshake
     from coterie.transport.interface import RequestHandler, TransportLimits
-    from coterie.transport.listener import Listener
+    from coterie.transport.listener import PendingSocket
     from coterie.transport.sealed_records import Opener
 
 
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         on_open: Callable[[Connection], None],
         on_lost: Callable[[Connection, Exception], None],
         on_gone: Callable[[asyncio.BaseTransport], None],
-        enter: Callable[[Connection, asyncio.BaseTransport], Listener] | None = None,
+        enter: Callable[[Connection, asyncio.BaseTransport], PendingSocket] | None = None,
     ) -> None:
         self.is_ours = enter is None
         self.peer = ""
@@ -124,12 +124,12 @@ class Connection(asyncio.Protocol):
         self.opened: asyncio.Future[Exception | None] = self._loop.create_future()  # why it did not open, or None
         self.gone: asyncio.Future[None] = self._loop.create_future()  # the socket is closed
         self.calls: OutgoingRequests
-        self._answers: PendingRequests
+        self._incoming: PendingRequests
         self._out: Outbox
         self._handler, self._limits = handler, limits
         self._greet, self._enter = greet, enter
         self._on_open, self._on_lost, self._on_gone = on_open, on_lost, on_gone
-        self._door: Listener | None = None
+        self._pending: PendingSocket | None = None
         self._transport: asyncio.Transport | None = None
         self._handshake: Handshake
         self._established: Established | None = None
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
     def close(self, reason: str) -> None:
         """Say goodbye and end all requests in flight. Then the peer closes, or we do after a while."""
         if self.is_open and not self.is_lost and self._transport is not None:
-            self._out.send(GoodbyeFrame(reason, is_final=True, taken_id=self._answers.last_id))
+            self._out.send(GoodbyeFrame(reason, is_final=True, taken_id=self._incoming.last_id))
             self._out.flush()
             self._lose(ShuttingDown(what="the transport"))
             self._closing = self._loop.call_later(self._limits.goodbye_s, self._transport.abort)
@@ -205,15 +205,15 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         if self._enter is not None:
-            self._door = self._enter(self, transport)
+            self._pending = self._enter(self, transport)
         self._handshake = self._greet(transport)
         transport.write(self._handshake.begin())
 
     def data_received(self, data: bytes) -> None:
-        out, read = self._out, self._read
+        out = self._out
         was_holding, out.is_holding = out.is_holding, True  # the frames that this causes are sent together, at the end
         try:
-            read(data)
+            self._read(data)
         except (ProtocolError, Refused) as error:
             self._broken(error)
         out.is_holding = was_holding
@@ -258,10 +258,10 @@ class Connection(asyncio.Protocol):
         self._pulse = Pulse(self._loop, limits, ping=self.ping, moves=self._out.moves, give_up=self._give_up)
         self._established, self.peer = established, established.peer
         self._out.sealer, self._opener = established.sealer, established.opener
-        self._read = self._take if self._opener is None else self._open
-        if self._door is not None:
-            self._door.admitted()
-        self._answers = PendingRequests(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
+        self._read = self._receive if self._opener is None else self._open
+        if self._pending is not None:
+            self._pending.admitted()
+        self._incoming = PendingRequests(peer=self.peer, send=self._out.send, handler=self._handler, limits=limits)
         self._dispatch = dict.fromkeys(protocol.KINDS, _too_soon)
         self._dispatch |= {TermsFrame: self._agreed, PingFrame: self._pinged, PongFrame: _ignore}
         self._out.send(TermsFrame(limits.body_most_bytes, limits.in_flight, limits.in_flight_bytes))
@@ -270,20 +270,20 @@ class Connection(asyncio.Protocol):
         """The peer's terms come first: from here on requests flow."""
         if self.is_open:
             raise ProtocolError("terms are said once")
-        answers = self._answers
+        incoming = self._incoming
         self._terms = self._limits.agreed(theirs)
-        answers.agree(self._terms.body_most_bytes)
+        incoming.agree(self._terms.body_most_bytes)
         self.calls = OutgoingRequests(self._loop, peer=self.peer, send=self._out.send, limits=self._terms)
         self._out.calls = self.calls
         self._dispatch |= {
-            protocol.RequestFrame: answers.asked,
+            protocol.RequestFrame: incoming.asked,
             protocol.ReplyFrame: self.calls.replied,
             protocol.FailureFrame: self.calls.failed,
-            protocol.CancelFrame: answers.cancelled,
-            protocol.NoticeFrame: answers.noticed,
+            protocol.CancelFrame: incoming.cancelled,
+            protocol.NoticeFrame: incoming.noticed,
             protocol.ItemFrame: self.calls.item,
             protocol.EndFrame: self.calls.ended,
-            protocol.CreditFrame: answers.credited,
+            protocol.CreditFrame: incoming.credited,
             GoodbyeFrame: self._parted,
         }
         self.is_open = True
@@ -298,11 +298,11 @@ class Connection(asyncio.Protocol):
     def _open(self, data: bytes) -> None:
         assert self._opener is not None, "it is sealed"
         for verified in self._opener.open(data):
-            self._take(verified)
+            self._receive(verified)
 
-    def _take(self, data: bytes) -> None:
-        time, dispatch, count = self._time, self._dispatch, 0
-        self._answers.now_s = time()
+    def _receive(self, data: bytes) -> None:
+        dispatch, count = self._dispatch, 0
+        self._incoming.now_s = self._time()
         self._pulse.heard = True
         for body in self._frames.feed(data):
             count += 1
@@ -333,7 +333,7 @@ class Connection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         """When both have said goodbye and nothing is in flight, the side that opened the connection closes it."""
-        if self._is_left and self.is_ours and not (self.is_lost or len(self.calls) or len(self._answers)):
+        if self._is_left and self.is_ours and not (self.is_lost or len(self.calls) or len(self._incoming)):
             self.close("done")
 
     # The end
@@ -342,8 +342,8 @@ class Connection(asyncio.Protocol):
         self.abort(unavailable(self.peer, problem, sent=True))
 
     def _broken(self, error: ProtocolError | Refused) -> None:
-        if self._door is not None and isinstance(error, Refused):
-            self._door.refused(error.reason)
+        if self._pending is not None and isinstance(error, Refused):
+            self._pending.refused(error.reason)
         self.abort(error if isinstance(error, Refused) else unavailable(self.peer, f"it sent {error}", sent=True))
 
     def _loss(self, exc: Exception | None) -> CoterieError:
@@ -371,14 +371,14 @@ class Connection(asyncio.Protocol):
             self._pulse.stop()
         if self._transport is not None:
             self._out.close()
-        if self._door is not None:
-            self._door.left()
+        if self._pending is not None:
+            self._pending.left()
         if self.is_open:
             _open.value -= 1
             assert isinstance(error, CoterieError), "callers get errors of ours"
             self.calls.lost(error)
         if self._established is not None:
-            self._answers.lost()
+            self._incoming.lost()
         self._on_lost(self, error)
         if not self.opened.done():
             self.opened.set_result(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -44,6 +44,10 @@ SMALL_BYTES = 512
 """Bodies up to this size are not counted one by one: the bound on their number bounds them too."""
 
 
+Answer: TypeAlias = "asyncio.Future[bytes] | asyncio.Future[bytes | None]"
+"""Gets the reply or the error of a request. Its owner may set None itself."""
+
+
 class FrameSender(Protocol):
     """Sends frames: see `Connection.send`."""
 
@@ -53,12 +57,12 @@ class FrameSender(Protocol):
 class PendingReply(Struct, eq=False, gc=False):
     """A request in flight."""
 
-    calls: Any  # the `OutgoingRequests` of its connection
+    calls: OutgoingRequests
     number: int
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """The caller no longer waits for the answer."""
-        self.calls.leave(self.number)
+        self.calls.cancel(self.number)
 
 
 class OutgoingRequests:
@@ -86,7 +90,7 @@ class OutgoingRequests:
         self._peer = peer
         self._send = send
         self._limits = limits
-        self._waiting: dict[int, tuple[asyncio.Future[bytes], float, float, object]] = {}
+        self._waiting: dict[int, tuple[Answer, float, float, object]] = {}
         self._sizes: dict[int, int] = {}  # of bodies that are not small
         self._bytes = 0
         self._most = limits.in_flight  # how many may wait before `enter` is needed: see `_recount`
@@ -102,18 +106,15 @@ class OutgoingRequests:
         """Send a request and wait for its reply. The hot path: everything rare is behind one comparison."""
         if len(self._waiting) >= self._most or len(body) > SMALL_BYTES:
             within_s -= await self.enter(len(body), within_s, target)
-        create_future = self._create_future
-        answer: asyncio.Future[bytes] = create_future()
+        answer: asyncio.Future[bytes] = self._create_future()
         number = self._put(answer, route, body, within_s, headers, target)
         try:
             return await answer
         except asyncio.CancelledError:
-            self.leave(number)
+            self.cancel(number)
             raise
 
-    def ask(
-        self, answer: asyncio.Future[bytes], route: int, body: bytes, within_s: float, target: object
-    ) -> PendingReply | None:
+    def ask(self, answer: Answer, route: int, body: bytes, within_s: float, target: object) -> PendingReply | None:
         """Send a small request at once; `answer` gets its outcome. None: there is no room, and nothing was sent."""
         if len(self._waiting) >= self._most or len(body) > SMALL_BYTES:
             return None
@@ -121,7 +122,7 @@ class OutgoingRequests:
 
     def _put(
         self,
-        answer: asyncio.Future[bytes],
+        answer: Answer,
         route: int,
         body: bytes,
         within_s: float,
@@ -130,14 +131,14 @@ class OutgoingRequests:
     ) -> int:
         """Send a request for which there is room. Returns: its id."""
         number = self.last_id = self.last_id + 1
-        time, send, waiting = self._time, self._send, self._waiting  # as methods they would cost double
-        until_s = time() + within_s
+        waiting = self._waiting
+        until_s = self._time() + within_s
         if until_s < self.deadlines.next_s:
             self.deadlines.arm(until_s)
         lone = not waiting
         waiting[number] = (answer, until_s, within_s, target)
         left_ms = int(within_s * 1000) if within_s > 0 else 0  # its time may be over by now: it expires
-        send(RequestFrame(number, route, body, left_ms, headers), lone)
+        self._send(RequestFrame(number, route, body, left_ms, headers), lone)
         return number
 
     def opened(self, reading: ReadStream) -> int:
@@ -184,7 +185,7 @@ class OutgoingRequests:
         if reading is None:
             self._unknown(frame.id)
         else:
-            reading.take(frame)
+            reading.receive(frame)
 
     def ended(self, frame: EndFrame) -> None:
         """A stream has ended."""
@@ -230,7 +231,7 @@ class OutgoingRequests:
             self._end(number, late(self._peer, within_s, target))
             self._send(CancelFrame(number))
 
-    def leave(self, number: int) -> None:
+    def cancel(self, number: int) -> None:
         """The caller no longer waits for the reply."""
         if number in self._waiting:
             self._end(number, None)

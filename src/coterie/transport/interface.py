@@ -11,22 +11,38 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from coterie.kernel.service import Service
 from coterie.transport.protocol import FRAME_LIMIT_BYTES
 
 if TYPE_CHECKING:
     import asyncio
-    from asyncio import Future
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from coterie.transport.in_flight import PendingReply
+    from coterie.transport.in_flight import Answer, PendingReply
     from coterie.transport.protocol import TermsFrame
 
 Presence = Literal["present", "other", "refused", "stranger", "silent"]
 """What a probe finds at an address: the runner; another incarnation; no listener; a process without our secret; no
 answer."""
+
+
+class Route:
+    """The routes of this protocol version. A number is never used again for something else."""
+
+    OWNERSHIP: Final = 1
+    """Notices about seats: offers, and hints that something has changed."""
+    CALL: Final = 2
+    """A volatile call of an entity."""
+    BROADCAST: Final = 3
+    """A call of all active entities of a type."""
+    MESSAGE: Final = 4
+    """A persisted message for its owner."""
+    OBSERVE: Final = 5
+    """What a runner knows of itself."""
+    QUESTION: Final = 6
+    """Calls by name, and lists of active entities, for clients that do not have the program."""
 
 
 class PeerAddress(NamedTuple):
@@ -227,7 +243,7 @@ class Transport(Service, abc.ABC):
 
     @abc.abstractmethod
     def ask(
-        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Future[bytes]
+        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Answer
     ) -> PendingReply | None:
         """As `request` without a coroutine, if it can be sent at once: `answer` gets the result or the error.
 

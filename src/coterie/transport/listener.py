@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from coterie.settings import Settings
 
-__all__ = ["Gate", "Listener", "Plug", "in_the_clear", "is_loopback", "tune", "warn_in_the_clear"]
+__all__ = ["Gate", "PendingSocket", "Plug", "in_the_clear", "is_loopback", "tune", "warn_in_the_clear"]
 
 log = logging.getLogger("coterie")
 
@@ -68,7 +68,7 @@ class Gate:
         self.counts: Counter[End] = Counter()
         self._most = most
         self._within_s = within_s
-        self._waiting: dict[Listener, None] = {}  # in order of arrival
+        self._waiting: dict[PendingSocket, None] = {}  # in order of arrival
         self._refusals = Refusals(every_s)
 
     @property
@@ -76,8 +76,8 @@ class Gate:
         """The number of sockets that are not authenticated yet."""
         return len(self._waiting)
 
-    def enter(self, peer: str, abort: Callable[[], object]) -> Listener:
-        """Register a new socket; report to its `Listener` how it ends.
+    def enter(self, peer: str, abort: Callable[[], object]) -> PendingSocket:
+        """Register a new socket; report to its `PendingSocket` how it ends.
 
         Args:
             peer: Its address, for the log.
@@ -85,24 +85,24 @@ class Gate:
         """
         if len(self._waiting) >= self._most:
             next(iter(self._waiting))._drop("crowded", f"{self._most} others wait at the door")  # noqa: SLF001 a part of this class
-        door = Listener(self, peer, abort, within_s=self._within_s)
-        self._waiting[door] = None
-        return door
+        pending = PendingSocket(self, peer, abort, within_s=self._within_s)
+        self._waiting[pending] = None
+        return pending
 
     def close(self) -> None:
         """Close all waiting sockets, and log what has not been logged."""
-        for door in list(self._waiting):
-            door._drop("left", None)  # noqa: SLF001 a part of this class
+        for pending in list(self._waiting):
+            pending._drop("left", None)  # noqa: SLF001 a part of this class
         self._refusals.flush()
 
-    def _ended(self, door: Listener, end: End, reason: str | None) -> None:
-        del self._waiting[door]
+    def _ended(self, pending: PendingSocket, end: End, reason: str | None) -> None:
+        del self._waiting[pending]
         self.counts[end] += 1
         if reason is not None:
-            self._refusals.tell(door.peer, reason)
+            self._refusals.report(pending.peer, reason)
 
 
-class Listener:
+class PendingSocket:
     """One socket during its admission. Exactly one end counts, the first."""
 
     def __init__(self, gate: Gate, peer: str, abort: Callable[[], object], *, within_s: float) -> None:
@@ -154,7 +154,7 @@ class Refusals:
         self._last = ""
         self._quiet: asyncio.TimerHandle | None = None
 
-    def tell(self, peer: str, reason: str) -> None:
+    def report(self, peer: str, reason: str) -> None:
         """A peer was refused, for a reason in our own words."""
         if self._quiet is not None:
             self._untold += 1

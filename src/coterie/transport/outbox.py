@@ -36,7 +36,6 @@ _EARLY = 2 * 200
 _GIVE_UP = 4
 _SMALL_BYTES = 2_048
 _pack = struct.Struct(">I").pack
-_HEADS = [_pack(size) for size in range(_SMALL_BYTES + 1)]  # packing costs ten times as much as looking it up
 _sent_frames, _sent_bytes = metrics.FRAMES.of("sent"), metrics.BYTES.of("sent")
 
 
@@ -86,7 +85,7 @@ class Outbox:
         if size > self._small_bytes:
             self._send_counted(size, body)
             return
-        frames, head = self.frames, _HEADS[size]
+        frames, head = self.frames, _pack(size)
         if not self.is_holding:
             if lone and not frames:
                 _sent_frames.value += 1

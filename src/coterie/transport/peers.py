@@ -26,14 +26,13 @@ from coterie.transport.protocol import Refused, pack_headers
 from coterie.transport.streams import StreamItems
 
 if TYPE_CHECKING:
-    from asyncio import Future
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.random import Random
     from coterie.transport.identity import Identity
-    from coterie.transport.in_flight import PendingReply
+    from coterie.transport.in_flight import Answer, PendingReply
     from coterie.transport.interface import ItemStream, PeerAddress, Presence, RequestHandler, Wire
-    from coterie.transport.listener import Listener
+    from coterie.transport.listener import PendingSocket
     from coterie.transport.streams import ReadStream
 
 
@@ -191,10 +190,10 @@ class Peers(Transport):
         self._listens = listens
         self._address: str | None = None
         self._gate = Gate()
-        self._roster = KnownPeers(me.incarnation, self._gone)
-        self._current = self._roster.current
+        self._known = KnownPeers(me.incarnation, self._gone)
+        self._current = self._known.current
         self._openings: dict[str, asyncio.Future[str | None]] = {}
-        self._troubles = PeerErrors(chance, first_s=self._limits.backoff_s, most_s=self._limits.backoff_most_s)
+        self._errors = PeerErrors(chance, first_s=self._limits.backoff_s, most_s=self._limits.backoff_most_s)
         self._callbacks: list[Callable[[str, str], None]] = []
 
     @property
@@ -218,7 +217,7 @@ class Peers(Transport):
         return connection.calls.request(route, body, within_s, packed, target)
 
     def ask(
-        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Future[bytes]
+        self, peer: PeerAddress, route: int, body: bytes, *, within_s: float, target: object, answer: Answer
     ) -> PendingReply | None:
         connection = self._current.get(peer.incarnation)
         if connection is None or connection.is_leaving:
@@ -263,7 +262,7 @@ class Peers(Transport):
         return any(len(connection.calls) for connection in self._current.values())
 
     def drop(self, peer: str, problem: str) -> None:
-        for connection in self._roster.of(peer):
+        for connection in self._known.of(peer):
             connection.abort(unavailable(peer, problem, sent=True))
 
     def connected(self, peer: PeerAddress) -> bool:
@@ -284,7 +283,7 @@ class Peers(Transport):
         """Callers must drain first. Requests still in flight fail with `ShuttingDown`."""
         await self._wire.close()
         self._gate.close()
-        connections = list(self._roster.everyone)
+        connections = list(self._known.everyone)
         for connection in connections:
             connection.close("stopping")
         try:
@@ -311,7 +310,7 @@ class Peers(Transport):
         began_s = loop.time()
         try:
             async with asyncio.timeout(within_s):
-                while (connection := self._roster.find(peer.incarnation)) is None:
+                while (connection := self._known.find(peer.incarnation)) is None:
                     problem = await self._opened(peer)
                     self.require_running()
                     if problem is not None:
@@ -338,19 +337,19 @@ class Peers(Transport):
             return "it is not connected, and has no address"
         if peer.incarnation == self._me.incarnation:
             return "it is this very process"
-        if len(self._roster.everyone) >= self._limits.peers:
+        if len(self._known.everyone) >= self._limits.peers:
             return f"there are {self._limits.peers} connections already, the most there may be"
-        return self._troubles.of(peer.incarnation, asyncio.get_running_loop().time())
+        return self._errors.of(peer.incarnation, asyncio.get_running_loop().time())
 
     async def _attempt(self, peer: PeerAddress) -> None:
         connection = self._make(self._greeting("client", expects=peer.incarnation), on_open=self._admit)
         error = await self._open(connection, peer)
         problem = None
         if error is None or self.connected(peer):  # the peer may have connected to us meanwhile
-            self._troubles.over(peer.incarnation)
+            self._errors.over(peer.incarnation)
         else:
             problem = problem_of(error, peer.address)
-            self._troubles.add(peer.incarnation, problem, asyncio.get_running_loop().time())
+            self._errors.add(peer.incarnation, problem, asyncio.get_running_loop().time())
         self._attempted(peer, problem)
 
     def _attempted(self, peer: PeerAddress, problem: str | None) -> None:
@@ -381,18 +380,18 @@ class Peers(Transport):
         greet: Callable[[asyncio.BaseTransport], Handshake],
         *,
         on_open: Callable[[Connection], None],
-        enter: Callable[[Connection, asyncio.BaseTransport], Listener] | None = None,
+        enter: Callable[[Connection, asyncio.BaseTransport], PendingSocket] | None = None,
     ) -> Connection:
         connection = Connection(
             handler=self._handler,
             limits=self._limits,
             greet=greet,
             on_open=on_open,
-            on_lost=self._roster.lost,
+            on_lost=self._known.lost,
             on_gone=self._wire.gone,
             enter=enter,
         )
-        self._roster.add(connection)
+        self._known.add(connection)
         return connection
 
     def _greeting(
@@ -401,15 +400,15 @@ class Peers(Transport):
         make = partial(Handshake, role=role, me=self._me, secrets=self._secrets, chance=self._chance, expects=expects)
         return lambda transport: make(seal=self._wire.made(transport))
 
-    def _enter(self, connection: Connection, transport: asyncio.BaseTransport) -> Listener:
+    def _enter(self, connection: Connection, transport: asyncio.BaseTransport) -> PendingSocket:
         shown = str(transport.get_extra_info("peername"))
         return self._gate.enter(shown, lambda: connection.abort(Refused("it was not proved in time")))
 
     def _admit(self, connection: Connection) -> None:
-        if len(self._roster.everyone) > self._limits.peers:
+        if len(self._known.everyone) > self._limits.peers:
             connection.close("too many connections")
         else:
-            self._roster.admit(connection)
+            self._known.admit(connection)
 
     def _gone(self, peer: str, error: Exception) -> None:
         for callback in self._callbacks:

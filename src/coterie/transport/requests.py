@@ -1,10 +1,9 @@
-"""The requests of the peer on one connection: passed to the handler at once, which answers at any time."""
+"""The requests of peers: passed at once to the handler of their route, which answers at any time."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable  # noqa: TC003 msgspec reads the annotations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from msgspec import Struct
@@ -23,12 +22,12 @@ from coterie.transport.protocol import (
 from coterie.transport.streams import WriteStream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from coterie.errors import RunnerUnavailable
     from coterie.transport import protocol
     from coterie.transport.in_flight import FrameSender
-    from coterie.transport.interface import RequestHandler, TransportLimits
+    from coterie.transport.interface import Request, RequestHandler, TransportLimits
     from coterie.transport.protocol import CancelFrame, CreditFrame, NoticeFrame
 
 
@@ -43,9 +42,9 @@ class IncomingRequest(Struct, eq=False, gc=False):
     its `PendingRequests` only weakly, to its `WriteStream` not at all.
     """
 
-    answers: Callable[[], Any]  # a weak reference to a `PendingRequests`; Any, since msgspec would resolve the name
+    pending: Callable[[], PendingRequests | None]  # a weak reference
     peer: str
-    frame: Any  # a `protocol.RequestFrame`
+    frame: protocol.RequestFrame
     id: int
     route: int
     body: bytes
@@ -63,46 +62,45 @@ class IncomingRequest(Struct, eq=False, gc=False):
         return self.state < LEFT
 
     def reply(self, body: bytes) -> None:
-        answers_of = self.answers
-        answers = answers_of()
-        if self.state or answers is None or len(body) > answers.small_bytes:
+        pending = self.pending()
+        if self.state or pending is None or len(body) > pending.small_bytes:
             self._reply(body)
             return
         self.state = ANSWERED  # the hot path: `PendingRequests.reply` inlined
-        waiting, queue, number = answers.waiting, answers.queue, self.id
-        del waiting[number]
-        queue(ReplyFrame(number, body), not waiting)
+        del pending.waiting[self.id]
+        pending.queue(ReplyFrame(self.id, body), not pending.waiting)
 
     def _reply(self, body: bytes) -> None:
         assert not self.is_stream, "a stream is answered by send and end"
-        if self._answered():
-            self.answers().reply(self, body)
+        if (pending := self._end()) is not None:
+            pending.reply(self, body)
 
     def fail(self, code: str, facts: Mapping[str, object]) -> None:
-        if self._answered():
-            self.answers().fail(self, CoterieError.from_wire(code, facts))
+        if (pending := self._end()) is not None:
+            pending.fail(self, CoterieError.from_wire(code, facts))
 
     async def send(self, item: bytes) -> None:
         assert self.is_stream, "only a stream has items"
         assert self.state != ANSWERED, "the stream has ended"
-        if not self.is_open:
-            raise left(self.peer)
-        await self.answers().send(self, item)
+        pending = self.pending()
+        if pending is None or not self.is_open:
+            raise reader_gone(self.peer)
+        await pending.send(self, item)
 
     def end(self) -> None:
         assert self.is_stream, "only a stream has an end"
-        if self._answered():
-            self.answers().end(self)
+        if (pending := self._end()) is not None:
+            pending.end(self)
 
-    def _answered(self) -> bool:
-        """Mark it as answered; false if the caller no longer waits."""
+    def _end(self) -> PendingRequests | None:
+        """Mark it as answered. Returns None if the caller no longer waits."""
         assert self.state != ANSWERED, "a request is answered once"
-        was_open = self.is_open and self.answers() is not None
+        pending = self.pending() if self.is_open else None
         self.state = ANSWERED
-        return was_open
+        return pending
 
 
-def left(peer: str) -> RunnerUnavailable:
+def reader_gone(peer: str) -> RunnerUnavailable:
     """The reader of a stream no longer waits."""
     return unavailable(peer, "the reader of the stream has left", sent=False)
 
@@ -158,9 +156,8 @@ class PendingRequests:
         )
         if (len(waiting) > self._most or len(body) > SMALL_BYTES or is_stream) and not self._weighed(request):
             return
-        on_request = self._on_request
         try:
-            on_request(request)
+            self._on_request(request)
         except Exception as error:  # a bug above must not cost the other requests their connection
             log.exception("the handler of route %d failed", frame.route)
             if request.is_open:
@@ -171,7 +168,7 @@ class PendingRequests:
         """The caller no longer waits. Unknown: our answer and its cancellation have crossed."""
         request = self.waiting.get(frame.id)
         if request is not None:
-            self._leave(request)
+            self._cancel(request)
 
     def credited(self, frame: CreditFrame) -> None:
         """The reader of a stream has consumed."""
@@ -208,8 +205,8 @@ class PendingRequests:
         if len(item) > self._body_most_bytes:
             raise self._too_large("an item of the stream from", request, item)
         sending = self._sendings[request.id]
-        if not await sending.room():
-            raise left(self.peer)
+        if not await sending.wait_for_credit():
+            raise reader_gone(self.peer)
         sending.spend(item)
         self.queue(ItemFrame(request.id, item))
 
@@ -223,7 +220,7 @@ class PendingRequests:
         self._over = True
         self._most = 0
         for request in list(self.waiting.values()):
-            self._leave(request)
+            self._cancel(request)
         assert self._bytes == 0, "what is counted in is counted out"
 
     def _close(self, request: IncomingRequest) -> None:
@@ -234,7 +231,7 @@ class PendingRequests:
         if request.is_stream:
             self._sendings.pop(request.id).stop()
 
-    def _leave(self, request: IncomingRequest) -> None:
+    def _cancel(self, request: IncomingRequest) -> None:
         """Its caller no longer waits."""
         self._close(request)
         request.state = LEFT
@@ -271,3 +268,36 @@ class PendingRequests:
             problem=f"{len(body)} bytes, runner {self.peer} takes {self._body_most_bytes}",
             hint="send less at once, or raise frame_limit on all runners",
         )
+
+
+class Routes:
+    """The handler of a transport: dispatches to the handler of each route."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, RequestHandler] = {}
+        self._on_request: dict[int, Callable[[Request], None]] = {}
+
+    def register(self, route: int, handler: RequestHandler) -> None:
+        """Register `handler` for a route."""
+        assert route not in self._handlers, f"route {route} is taken"
+        self._handlers[route] = handler
+        self._on_request[route] = handler.on_request
+
+    def on_request(self, request: Request) -> None:
+        """Dispatch a request, or refuse an unknown route: it comes from a newer version."""
+        self._on_request.get(request.route, _refuse)(request)
+
+    def on_cancel(self, request: Request) -> None:
+        """Dispatch a cancellation."""
+        if (handler := self._handlers.get(request.route)) is not None:
+            handler.on_cancel(request)
+
+    def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """Dispatch a notice; those on unknown routes are dropped."""
+        if (handler := self._handlers.get(route)) is not None:
+            handler.on_notify(peer, route, body, headers)
+
+
+def _refuse(request: Request) -> None:
+    what = f"a request on route {request.route}"
+    request.fail(*MalformedMessage(what=what, problem="this runner knows no such route").to_wire())

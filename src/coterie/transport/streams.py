@@ -89,7 +89,7 @@ class ReadStream:
 
     # Called by the connection
 
-    def take(self, frame: ItemFrame) -> None:
+    def receive(self, frame: ItemFrame) -> None:
         """An item arrived."""
         self.until_s = self._loop.time() + self._within_s
         if self._owed_bytes >= self._window_bytes:
@@ -165,7 +165,7 @@ class WriteStream:
         self._over = False
         self._waiter: asyncio.Future[None] | None = None
 
-    async def room(self) -> bool:
+    async def wait_for_credit(self) -> bool:
         """Wait for credit; false if the stream is over.
 
         No deadline here: the reader has one, and so has the connection, and either ends this.

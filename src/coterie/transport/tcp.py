@@ -92,19 +92,19 @@ class Handshakes:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         del self._fresh[accepted]
-        door = self.gate.enter(peer, task.cancel)
+        pending = self.gate.enter(peer, task.cancel)
         try:
             # The gate ends it; the limit here only replaces the default of a minute.
             await loop.connect_accepted_socket(
                 self._factory, accepted, ssl=self._context(), ssl_handshake_timeout=2 * PROVED_WITHIN_S
             )
-            door.admitted()
+            pending.admitted()
         except OSError as error:  # refused certificates, timeouts and resets are all of this kind
             reason = getattr(error, "verify_message", None) or getattr(error, "reason", None)
             if reason is not None:
-                door.refused(f"TLS: {reason.replace('_', ' ').lower()}")
+                pending.refused(f"TLS: {reason.replace('_', ' ').lower()}")
         finally:
-            door.left()  # unless it ended otherwise
+            pending.left()  # unless it ended otherwise
 
 
 _BACKLOG = 256
@@ -129,7 +129,7 @@ class TcpWire:
         self._listener: socket.socket | None = None
         self._plug: Plug | None = None
         self._server: asyncio.Server | None = None
-        self._lobby: Handshakes | None = None
+        self._handshakes: Handshakes | None = None
         self._plugs: dict[asyncio.BaseTransport, Plug] = {}
 
     async def listen(self, factory: Callable[[], asyncio.Protocol]) -> str:
@@ -144,8 +144,8 @@ class TcpWire:
         if certificates is None:
             self._server = await asyncio.get_running_loop().create_server(factory, sock=listener, backlog=_BACKLOG)
         else:
-            self._lobby = Handshakes(lambda: certificates.server, factory, supervisor=self._supervisor)
-            self._lobby.open(listener)
+            self._handshakes = Handshakes(lambda: certificates.server, factory, supervisor=self._supervisor)
+            self._handshakes.open(listener)
             self._tasks.supervise(certificates.watch, name="watch certificates", supervisor=self._supervisor)
         address = advertised_address(self._settings, listener.getsockname()[:2])
         warn_in_the_clear(self._settings, self._settings.listen)
@@ -178,8 +178,8 @@ class TcpWire:
     async def close(self) -> None:
         """Stop listening."""
         await self._tasks.stop()
-        if self._lobby is not None:
-            await self._lobby.close()
+        if self._handshakes is not None:
+            await self._handshakes.close()
         if self._server is not None:
             self._server.close()
         if self._listener is not None:

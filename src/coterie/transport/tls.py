@@ -242,10 +242,10 @@ class Certificates:
         """Refresh, and warn of the expiry, for as long as this runs."""
         while True:
             self.refresh()
-            self.tell()
+            self.warn()
             await asyncio.sleep(_LOOKED_EVERY_S)
 
-    def tell(self) -> None:
+    def warn(self) -> None:
         """Warn once a day of an expiry that is near."""
         now = self._now()
         if (warning := near_end(self.ends_at, now)) and (self._told_at is None or now - self._told_at >= _TOLD_EVERY):

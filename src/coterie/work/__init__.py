@@ -1,1 +1,10 @@
-"""Shared by entities, singletons, crons and workflows: checks of definitions, time limits, the pruner."""
+"""Work on seats: what entities, singletons, crons and workflows share.
+
+    definition ─▶ registry ─▶ occupants of one runner ─▶ an occupant of one seat, from grant to loss
+                                    └── services: what the runner provides to all of them
+
+Read in this order: `definition` (checks of definitions), `registry` (definitions by name), `services`, `occupants`
+(made, woken, polled and stopped), `while_held` (what is retried while the database is away), `transaction` (the user's
+own SQL), `context` (what work says about itself), `limits` (how long user code may take to end), `pruner` (deletes what
+has expired).
+"""

@@ -30,6 +30,11 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], *, what: str) -
     raise refusal(f"{what} has no option {quoted(unknown)}", hint=f"{meant}there are {', '.join(known)}")
 
 
+def not_in_cluster(name: str, known: Iterable[str], *, kind: str) -> ValueError:
+    """The error for a name of which the cluster has no singleton or cron."""
+    return ValueError(f"there is no {kind} {name!r} in this cluster: there are {', '.join(known) or 'none'}")
+
+
 def retry_of(value: Any, *, what: str) -> Retry | None:
     """The given retry policy, if it is a `Retry` or None."""
     if value is not None and not isinstance(value, Retry):

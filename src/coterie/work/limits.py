@@ -15,6 +15,12 @@ STUBBORN_S = 1.0
 """How long to wait for cancelled code to end before it is abandoned."""
 
 
+def is_cancelled() -> bool:
+    """Whether the current task is cancelled. If not, a `CancelledError` comes from something that it awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def settled(futures: Iterable[asyncio.Future[Any]], *, limit_s: float | None = None) -> None:
     """Wait until all futures are done, by result or error, or for the limit. Cancelling this cancels none."""
     with contextlib.suppress(TimeoutError):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie.storage")
 
-Table = Literal["kv", "states", "ticks", "units", "messages"]
+Table = Literal["kv", "states", "ticks", "units", "activity", "messages"]
 TABLES: Sequence[Table] = get_args(Table)
 
 _EVERY_S = 60.0
@@ -41,7 +41,7 @@ class Pruner:
 
     Args:
         storage: The storage of the cluster.
-        settings: `retention`, and `key_retention` for messages with a key.
+        settings: `retention`, and `key_retention` for messages with a key and for acts.
         chance: The jitter that keeps processes from pruning in step.
         supervisor: The supervisor of this process.
         tables: The tables to prune.
@@ -86,7 +86,7 @@ class Pruner:
                 try:
                     deleted = await anext(batches, None)
                 except PersistenceError as error:
-                    log.warning("%s are not pruned just now, they are in a minute: %s", table, error)
+                    log.warning("%s were not pruned, the next attempt is in a minute: %s", table, error)
                     deleted = None
                 if deleted is None:
                     del left[table]
@@ -119,9 +119,9 @@ class Pruner:
             return await self._storage.states.purge(most=_BATCH)
         if table == "ticks":
             return await self._storage.ticks.purge(older_s=self._retention_s, most=_BATCH)
+        if table == "activity":
+            return await self._storage.activity.purge(older_s=self._key_retention_s, most=_BATCH)
         purged = await self._storage.units.purge(older_s=self._retention_s, most=_BATCH)
         for unit in purged.abandoned:
-            log.warning(
-                "%s was abandoned: nobody has gone on with it for %gs, its steps are gone", unit, self._retention_s
-            )
+            log.warning("%s was deleted with its steps: no runner has continued it for %gs", unit, self._retention_s)
         return purged.most

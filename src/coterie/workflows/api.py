@@ -46,7 +46,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 log = logging.getLogger("coterie.workflows")
 
-_LOOKS_S = (0.005, 0.25)
+_POLLS_S = (0.005, 0.25)
 """Polling interval for the end of a run: from, to."""
 _ERROR_MOST = 4_000
 _MOST = 1_000
@@ -111,12 +111,12 @@ class WorkflowHandle(Generic[T_co]):
 
     async def _ended(self) -> UnitRow:
         """Wait for the end of the run, and return its row."""
-        pause_s, longest_s = _LOOKS_S
+        pause_s, longest_s = _POLLS_S
         while True:
             try:
                 row = await self._row()
             except PersistenceError as error:  # the run continues, and so does the wait
-                log.info("%s is looked at later: %s", self._unit, error)
+                log.info("the status of %s could not be read, and is read again soon: %s", self._unit, error)
             else:
                 if row.ended_at is not None:
                     return row
@@ -214,7 +214,7 @@ class Workflows:
             require_text(name, what="name of a workflow")
         older_s = seconds_or_none(older_than, what="older_than")
         rows = await self._acting().storage.units.list(status=status, name=name, older_s=older_s, most=limit)
-        return [_info(row) for row in rows]
+        return [info_of(row) for row in rows]
 
 
 async def start(
@@ -251,12 +251,12 @@ async def start_within(transaction: Transaction, here: Client, kind: WorkflowTyp
     await _in_span(enlist, here, kind, payload, id)
 
 
-async def _in_span(work: Callable[..., Coroutine[Any, Any, Any]], here: Client, kind: WorkflowType, *told: Any) -> Any:
-    """Await `work`, in a span if tracing is on. The first of `told` is the payload, the second the id."""
+async def _in_span(work: Callable[..., Coroutine[Any, Any, Any]], here: Client, kind: WorkflowType, *given: Any) -> Any:
+    """Await `work`, in a span if tracing is on. The first of `given` is the payload, the second the id."""
     if not spans.on:
-        return await work(here, kind, *told)
-    facts = {"coterie.workflow": kind.name, "coterie.workflow_id": told[1]}
-    return await sent("cluster.start_workflow", "PRODUCER", facts, work, here, kind, *told)
+        return await work(here, kind, *given)
+    facts = {"coterie.workflow": kind.name, "coterie.workflow_id": given[1]}
+    return await sent("cluster.start_workflow", "PRODUCER", facts, work, here, kind, *given)
 
 
 async def _start(
@@ -301,11 +301,11 @@ async def settle(here: Client, token: str, *, value: Any = None, error: str | No
     found = here.tokens.read(token)
     data = None if error is not None else _fitting(found, value, most_bytes=here.settings.frame_limit)
     why = None if error is None else storable(error[:_ERROR_MOST])
-    told = await here.storage.units.resolve(found.unit, found.name, life=found.life, value=data, error=why)
-    if told.told != "resolved":
-        raise AlreadyResolved(unit=found.unit, name=found.name, is_over=told.told == "over")
-    if told.wake is not None:
-        await here.wake(told.wake, about=found.unit, fresh=True)  # its seat may have moved during a long wait
+    result = await here.storage.units.resolve(found.unit, found.name, life=found.life, value=data, error=why)
+    if result.told != "resolved":
+        raise AlreadyResolved(unit=found.unit, name=found.name, is_over=result.told == "over")
+    if result.wake is not None:
+        await here.wake(result.wake, about=found.unit, fresh=True)  # its seat may have moved during a long wait
 
 
 def _fitting(token: TokenParts, value: Any, *, most_bytes: int) -> bytes:
@@ -321,7 +321,8 @@ def _fitting(token: TokenParts, value: Any, *, most_bytes: int) -> bytes:
     return data
 
 
-def _info(row: UnitRow) -> WorkflowInfo:
+def info_of(row: UnitRow) -> WorkflowInfo:
+    """The run of a row."""
     return WorkflowInfo(
         name=row.name,
         id=row.id,

@@ -30,8 +30,11 @@ class WorkflowOptions(TypedDict, total=False):
     """The options of `@cluster.workflow(…)`."""
 
     name: str | None
+    """Its name in the cluster. Default: the name of the function."""
     group: str
+    """The shard group whose runners run it. Default: `default`."""
     retry: Retry | None
+    """Retry policy for steps that raise. Default: no retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,10 +116,10 @@ def _parameters(body: Any, what: str, hint: str) -> list[str]:
 def _hints(body: Any, names: Sequence[str], what: str) -> dict[str, Any]:
     """The types of its payload and its result; the annotation of its first parameter may exist for checkers only."""
     fn = inspect.unwrap(body)
-    told = getattr(fn, "__annotations__", {})
-    asked = SimpleNamespace(__annotations__={name: told[name] for name in names if name in told})
+    annotations = getattr(fn, "__annotations__", {})
+    wanted = SimpleNamespace(__annotations__={name: annotations[name] for name in names if name in annotations})
     try:
-        return get_type_hints(asked, globalns=getattr(fn, "__globals__", {}), localns=locals_around(fn))
+        return get_type_hints(wanted, globalns=getattr(fn, "__globals__", {}), localns=locals_around(fn))
     except Exception as error:
         raise refusal(
             f"{what}: its annotations cannot be read: {error}",
@@ -135,5 +138,5 @@ def _codec(kind: Any, what: str) -> Codec[Any]:
 
 def _version(body: Any) -> str:
     code = getattr(inspect.unwrap(body), "__code__", None)
-    told = b"" if code is None else code.co_code + repr([c for c in code.co_consts if isinstance(c, str)]).encode()
-    return hashlib.sha256(told).hexdigest()[:12]
+    data = b"" if code is None else code.co_code + repr([c for c in code.co_consts if isinstance(c, str)]).encode()
+    return hashlib.sha256(data).hexdigest()[:12]

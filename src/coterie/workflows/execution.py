@@ -13,29 +13,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from coterie.durable import failure
-from coterie.durable.journal import tell_waiting
-from coterie.durable.steps import TRANSIENT, DurableWork
+from coterie.durable.steps import TRANSIENT, DurableWork, StepCall
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
-from coterie.kernel.context import ClusterContext, enter
+from coterie.kernel.context import enter
 from coterie.storage.contracts.units import UnitEnd
+from coterie.work.context import context_of, in_span
 from coterie.work.limits import settled
+from coterie.work.occupants import GRACE_S
+from coterie.work.while_held import AWAY_S, while_held
 from coterie.workflows.workflow import Compensation, Outcome, Workflow
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from contextvars import Context
-
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import UnitEnding, UnitRow, UnitSnapshot, UnitStartResult
+    from coterie.storage.contracts.units import UnitEnding, UnitEndResult, UnitRow, UnitSnapshot, UnitStartResult
     from coterie.workflows.definition import WorkflowType
-    from coterie.workflows.registry import WorkflowServices
+    from coterie.workflows.registry import HeldWorkflows
 
 log = logging.getLogger("coterie.workflows")
 
@@ -47,87 +47,57 @@ _LATER_S = 10.0
 """After how long a run that could not continue is retried."""
 _AGAIN_S = 1.0
 """After how long a run that was left to another runner is retried, if no other runner has taken the seat."""
-GRACE_S = 3.0
-"""How long a cancelled body may take to end before it is abandoned."""
-_AWAY_S = 0.2
 
 
 class Execution:
     """A workflow run that runs here.
 
-    Args:
-        kind: Its definition.
-        row: Its row, as loaded.
-        tenure: The tenure under which it writes.
-        desk: The workflow services of the runner.
-
     Promise:
         Its end is written once, under the fence. If anything else stops it, it will run again, from what is stored.
     """
 
-    def __init__(
-        self, kind: WorkflowType, row: UnitRow, tenure: Tenure, desk: WorkflowServices, context: Context
-    ) -> None:
+    def __init__(self, kind: WorkflowType, row: UnitRow, tenure: Tenure, held: HeldWorkflows) -> None:
         self._kind = kind
         self._row = row
         self._payload, self._trace = spans.unstamped(row.payload)
         self._tenure = tenure
-        self._desk = desk
-        self._context = context
+        self._held = held
+        self._services = held.services
         self._undo: list[Compensation] = []
         self._body: asyncio.Task[Any] | None = None
         self._moved = asyncio.Event()
         self._is_interrupted = False
         self._is_concluding = False
-        self._left = asyncio.Event()
-        self._work = DurableWork(
-            row.unit,
-            open=self._load,
-            tenure=tenure,
-            units=lambda: desk.storage.units,
-            tokens=desk.tokens,
-            dial=desk.dial,
-            chance=desk.chance,
-            tasks=desk.tasks,
-            most_bytes=desk.settings.frame_limit,
-            life=row.life,
-            retry=kind.retry,
-        )
+        self._released = asyncio.Event()
+        self._work = DurableWork(row.unit, held.services, tenure, open=self._load, life=row.life, retry=kind.retry)
         self._work.on_quiet = self._moved.set
         self._work.on_halt = self._cancel_body
 
     async def run(self) -> None:
         """Run it until it ends or is suspended."""
         try:
-            await self._spanned()
+            name = f"workflow.{self._kind.name}"
+            await in_span(self._run(), name, self._tenure, trace=self._trace, workflow_id=self._row.id)
         except LeadershipLost as error:
-            log.info("%s is left to another runner: %s", self._row.unit, error)
+            log.info("%s continues on another runner: %s", self._row.unit, error)
             if self._tenure.held:  # as far as we know: without a pause it would restart at once, perhaps endlessly
                 await self._stop_body()
                 await self._pause(_AGAIN_S)
         except Exception:
-            log.exception("%s was cut short by an unexpected error and begins again", self._row.unit)
+            log.exception("%s was ended by an unexpected error, and runs again from its stored steps", self._row.unit)
             await self._stop_body()
             await self._pause(_AGAIN_S)
         finally:
             await self._stop_body()
 
-    def _spanned(self) -> Awaitable[None]:
-        if not spans.on:
-            return self._run()
-        claim = self._tenure.claim
-        facts = spans.seated(runner=claim.runner, seat=claim.seat, epoch=claim.epoch)
-        facts |= {"coterie.workflow_id": self._row.id}
-        return spans.spanned(self._run(), f"workflow.{self._kind.name}", facts, trace=self._trace)
-
     def hint(self) -> None:
         """There is news: a value, or a request to interrupt it."""
         self._work.hint()
-        self._desk.tasks.spawn(self._look(), name=f"look at {self._row.unit}", report=False)
+        self._services.tasks.spawn(self._read_interruption(), name=f"read {self._row.unit}", report=False)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Start no new steps: it stops as soon as running steps are stored, and another runner continues it."""
-        self._left.set()
+        self._released.set()
         self._work.stop_at_frontier = True
         self._moved.set()
 
@@ -149,17 +119,14 @@ class Execution:
         if body is not asyncio.current_task():
             body.cancel()
 
-    async def _look(self) -> None:
+    async def _read_interruption(self) -> None:
         with contextlib.suppress(PersistenceError):
-            row = await self._desk.storage.units.get(self._row.unit)
+            row = await self._services.units.get(self._row.unit)
             if row is not None and row.interrupting:
                 self.interrupt()
 
-    async def _load(self) -> UnitSnapshot:
-        loaded = await self._desk.storage.units.load(self._tenure.claim, self._row.unit)
-        if loaded is None:
-            raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
-        return loaded
+    async def _load(self) -> UnitSnapshot | None:
+        return await self._services.units.load(self._tenure.claim, self._row.unit)
 
     async def _run(self) -> None:
         loaded = await self._work.opened()
@@ -167,21 +134,12 @@ class Execution:
             return
         if loaded.row.interrupting:
             self.interrupt()
-        enter(
-            ClusterContext(
-                runner_id=self._tenure.claim.runner,
-                runner_address=self._tenure.address,
-                name=self._kind.name,
-                epoch=self._tenure.epoch,
-                seat=self._tenure.seat,
-                is_leader=True,
-                trace_id=spans.id_of(spans.here()) if spans.on else None,
-            )
-        )
-        body = self._body = self._desk.tasks.spawn(self._called(), name=self._row.unit, report=False)
+        trace_id = spans.id_of(spans.here()) if spans.on else None
+        enter(context_of(self._tenure, self._kind.name, trace_id=trace_id))
+        body = self._body = self._services.tasks.spawn(self._call_body(), name=self._row.unit, report=False)
         body.add_done_callback(self._body_ended)
         while not body.done():
-            if await self._suspended(body):
+            if await self._wait_or_suspend(body):
                 return
         await self._conclude(body)
 
@@ -189,7 +147,7 @@ class Execution:
         _ = body.cancelled() or body.exception()  # marks the error as retrieved, in case we are cancelled too
         self._moved.set()
 
-    async def _called(self) -> Any:
+    async def _call_body(self) -> Any:
         try:
             payload = self._kind.payload.decode(self._payload, what=f"payload of {self._row.unit}")
         except MalformedMessage as error:  # it fitted where it was started: that was other code
@@ -198,10 +156,10 @@ class Execution:
         self._work.places.begin()
         workflow = Workflow(
             self._row.id,
-            cluster=self._desk.cluster,
+            cluster=self._services.cluster,
             work=self._work,
             start_child=self._start_child,
-            name_of=self._desk.name_of,
+            name_of=lambda fn: self._held.registry.of(fn).name,
             undo=self._undo,
         )
         return await self._kind.body(workflow, payload)
@@ -209,18 +167,12 @@ class Execution:
     async def _start_child(self, workflow: Any, payload: Any, id: str, waited_as: str) -> UnitStartResult:
         """Start a child unless it exists; its end is reported to this run."""
         parent = self._row.unit
-        while True:
-            self._work.require_same_way()
-            self._work.require_held()
-            try:
-                return await self._desk.start_child(workflow, payload, id, parent=parent, waited_as=waited_as)
-            except PersistenceError as error:
-                tell_waiting(parent, error)
-                await asyncio.sleep(_AWAY_S)
+        start = partial(self._held.start_child, workflow, payload, id, parent=parent, waited_as=waited_as)
+        return await while_held(self._work.require_may_write, start, what=parent, log=log)
 
     # Suspension
 
-    async def _suspended(self, body: asyncio.Task[Any]) -> bool:
+    async def _wait_or_suspend(self, body: asyncio.Task[Any]) -> bool:
         """Wait until the body ends or only waits. Returns: whether the run was suspended."""
         await self._moved.wait()
         self._moved.clear()
@@ -238,7 +190,7 @@ class Execution:
 
     def _wake_s(self) -> float | None:
         """Seconds until the first wait is due; None: no wait has a due time."""
-        dues = [self._desk.dial.until_s(each.due_at) for each in self._work.waits if each.due_at is not None]
+        dues = [self._services.dial.until_s(each.due_at) for each in self._work.waits if each.due_at is not None]
         return min(dues, default=None)
 
     async def _suspend(self, wake_s: float | None) -> bool:
@@ -247,27 +199,27 @@ class Execution:
         if chaos.on:
             await chaos.point("workflows.before_suspend")
         try:
-            told = await self._desk.storage.units.suspend(
+            result = await self._services.units.suspend(
                 self._tenure.claim, self._row.unit, waits=waits, wake_s=None if wake_s is None else max(wake_s, 0.0)
             )
         except PersistenceError as error:
-            log.info("%s stays in memory: %s", self._row.unit, error)
-            await asyncio.sleep(_AWAY_S)
+            log.info("%s could not be suspended and stays in memory: %s", self._row.unit, error)
+            await asyncio.sleep(AWAY_S)
             self._moved.set()
             return False
-        if told == "ready":
+        if result == "ready":
             self.hint()
             self._moved.set()
             return False
-        if told == "suspended":
+        if result == "suspended":
             if self._work.turns == turns:
                 self._count("suspended")
                 return True
             # A branch continued meanwhile, independently of what the others wait for: undo the suspension.
-            await self._work.insist(lambda: self._desk.storage.units.resume(self._row.unit))
+            await self._work.retry_write(partial(self._services.units.resume, self._row.unit))
             self._moved.set()
             return False
-        raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
+        raise self._tenure.lost()
 
     # The end
 
@@ -284,7 +236,7 @@ class Execution:
             try:
                 what = f"result of {self._row.unit}"
                 value = self._kind.result.checked(body.result(), what=what)
-                require_small(value, what=what, most_bytes=self._desk.settings.frame_limit)
+                require_small(value, what=what, most_bytes=self._services.settings.frame_limit)
             except Exception as malformed:  # noqa: BLE001 it is the result that is wrong
                 error = malformed
             else:
@@ -295,21 +247,21 @@ class Execution:
         try:
             if isinstance(error, asyncio.CancelledError):
                 if self._is_interrupted:
-                    await self._undo_all()
+                    await self._compensate()
                     await self._end("interrupted")
             elif _may_change(error):
-                await self._later(error)
+                await self._retry_later(error)
             else:
-                log.warning("%s has failed: %r", self._row.unit, error, exc_info=error)
+                log.warning("%s failed: %r", self._row.unit, error, exc_info=error)
                 if spans.on:
                     spans.failed(error)
-                await self._undo_all()
+                await self._compensate()
                 await self._end("failed", error=failure.pack(error))
         except StepDiverged as diverged:
-            await self._later(diverged)
+            await self._retry_later(diverged)
 
-    async def _later(self, error: BaseException) -> None:
-        log.error("%s cannot go on, and is tried again later: %s", self._row.unit, error)
+    async def _retry_later(self, error: BaseException) -> None:
+        log.error("%s cannot continue, and is retried later: %s", self._row.unit, error)
         if spans.on:
             spans.failed(error)
         if not await self._suspend(_LATER_S):  # interruption requested: storage wants it to run, which it cannot
@@ -318,43 +270,40 @@ class Execution:
     async def _pause(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await self._left.wait()
+                await self._released.wait()
 
-    async def _undo_all(self) -> None:
+    async def _compensate(self) -> None:
         """Run the compensations, the last one first. Failures are recorded, and the others still run."""
         for each in reversed(self._undo):
-            if self._left.is_set():
-                raise asyncio.CancelledError("it is left to another runner")
+            if self._released.is_set():
+                raise asyncio.CancelledError("it continues on another runner")
             try:
                 await self._work.run(
-                    each.place, each.fn, each.args, each.kwargs, retry=self._kind.retry, timeout_s=None, keep=False
+                    StepCall(each.place, each.fn, each.args, each.kwargs, self._kind.retry, keep=False)
                 )
             except (LeadershipLost, StepDiverged):
                 raise
             except Exception as error:  # noqa: BLE001 it is recorded
-                log.error("%s could not undo %r: %s", self._row.unit, each.place.name, error)
+                log.error("compensation %r of %s failed: %s", each.place.name, self._row.unit, error)
 
     async def _end(self, status: UnitEnding, *, value: bytes | None = None, error: bytes | None = None) -> None:
         outcome = msgspec.msgpack.encode(Outcome(status, value, error)) if self._row.parent else b""
         write = UnitEnd(self._tenure.claim, self._row.unit, status, value, error, outcome)
-        while True:
-            self._work.require_held()
-            if chaos.on:
-                await chaos.point("workflows.before_end")
-            try:
-                told = await self._desk.storage.units.end(write)
-            except PersistenceError as failure:
-                tell_waiting(self._row.unit, failure)
-                await asyncio.sleep(_AWAY_S)
-                continue
-            if told.told == "fenced":
-                raise LeadershipLost(seat=self._tenure.seat, epoch=self._tenure.epoch)
-            self._count(status)
-            if told.wake is not None and self._row.parent is not None:
-                self._desk.wake(told.wake, self._row.parent)
-            if status != "done" and self._work.places.has_children:
-                self._desk.interrupt_children(self._tenure.seat)
-            return
+        result = await while_held(
+            self._work.require_held, partial(self._try_to_end, write), what=self._row.unit, log=log
+        )
+        if result.told == "fenced":
+            raise self._tenure.lost()
+        self._count(status)
+        if result.wake is not None and self._row.parent is not None:
+            self._held.send_hint(result.wake, self._row.parent)
+        if status != "done" and self._work.places.has_children:
+            self._held.interrupt_children(self._tenure.seat)
+
+    async def _try_to_end(self, write: UnitEnd) -> UnitEndResult:
+        if chaos.on:
+            await chaos.point("workflows.before_end")
+        return await self._services.units.end(write)
 
     def _count(self, outcome: str) -> None:
         metrics.WORKFLOWS.of(self._kind.name, outcome).value += 1
@@ -367,7 +316,7 @@ class Execution:
             self._body.cancel()
             await settled([self._body], limit_s=GRACE_S)
             if not self._body.done():
-                log.error("%s ignored its cancellation for %gs and is left behind", self._row.unit, GRACE_S)
+                log.error("%s ignored its cancellation for %gs and is abandoned", self._row.unit, GRACE_S)
 
 
 def _may_change(error: BaseException) -> bool:

@@ -116,7 +116,7 @@ class Workflow(Steps):
 
         Each runs at least once, and is recorded like a step. If it raises, the error is recorded and the others run.
         """
-        place = self._work.places.take_undo(named(name, "a compensation"), steps.digest(args, kwargs))
+        place = self._work.places.next_compensation(named(name, "a compensation"), steps.digest(args, kwargs))
         self._undo.append(Compensation(place, fn, args, kwargs))
         return Registered()
 
@@ -142,12 +142,12 @@ class Workflow(Steps):
             WorkflowInterrupted: The child was interrupted.
         """
         name, former = self._name_of(workflow), getattr(workflow, "__name__", "workflow")
-        place = self._work.places.take_child(f"{name}/{require_id(id)}", formerly=f"{former}/{id}")
+        place = self._work.places.next_child(f"{name}/{require_id(id)}", formerly=f"{former}/{id}")
         return self._child(place, name, workflow, payload, id)
 
     async def _child(self, place: Place, name: str, workflow: Any, payload: Any, id: str) -> Any:
         row = await self._work.begin_waiting(place)
-        data = row.value if row.done else await self._told(place, workflow, payload, id)
+        data = row.value if row.done else await self._outcome(place, workflow, payload, id)
         outcome = msgspec.msgpack.decode(data or b"", type=Outcome)
         if outcome.status == "done":
             return steps.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
@@ -156,24 +156,24 @@ class Workflow(Steps):
         problem = "" if outcome.error is None else failure.text_of(outcome.error)
         raise await self._work.after_others(WorkflowFailed(workflow=name, id=id, problem=problem))
 
-    async def _told(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:
+    async def _outcome(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:
         """The outcome of a child, which is started unless the outcome is known: its row may be deleted by now."""
         waited_as = waited_as_of(place.name.removesuffix(f"/{id}"), id)
         found = self._work.value_of(waited_as)
         if found is None:
             await self._work.may_go_on()
-            with self._work.at_work:
-                child = await self._started(workflow, payload, id, waited_as)
+            with self._work.at_work():
+                child = await self._start(workflow, payload, id, waited_as)
             if child.parent != self._work.unit or child.ended_at is not None:  # its end is not reported to this run
-                return await self._work.wait_until_told(place, lambda: self._look_at(workflow, payload, id, waited_as))
+                return await self._work.poll(place, lambda: self._read_outcome(workflow, payload, id, waited_as))
             found = await self._work.wait_value(waited_as)
         return found.value
 
-    async def _look_at(self, workflow: Any, payload: Any, id: str, waited_as: str) -> bytes | None:
-        child = await self._started(workflow, payload, id, waited_as)
+    async def _read_outcome(self, workflow: Any, payload: Any, id: str, waited_as: str) -> bytes | None:
+        child = await self._start(workflow, payload, id, waited_as)
         return None if child.ended_at is None else outcome_of(child)
 
-    async def _started(self, workflow: Any, payload: Any, id: str, waited_as: str) -> UnitRow:
+    async def _start(self, workflow: Any, payload: Any, id: str, waited_as: str) -> UnitRow:
         try:
             return (await self._start_child(workflow, payload, id, waited_as)).row
         except ParentEnded:  # another runner has ended this run

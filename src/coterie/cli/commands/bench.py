@@ -16,7 +16,7 @@ import click
 
 from coterie import Cluster, Entity, rpc
 from coterie.cli.client import UNANSWERED, refuse, settings_for
-from coterie.cli.output import Screen, as_json, tell
+from coterie.cli.output import Screen, as_json, echo
 from coterie.cli.progress import ProgressLine
 from coterie.cli.run.worker import Worker, ending
 from coterie.kernel.clock import SystemClock
@@ -147,7 +147,7 @@ async def _taken(work: Work, *, callers: int, seconds: float) -> list[float]:
 def _work(cluster: Cluster, name: str) -> Work:
     numbers: Iterator[int] = itertools.count()
     if name == "commit":
-        kv = cluster._acting().storage.kv  # noqa: SLF001 internal to coterie
+        kv = cluster._acting().storage.kv
         stamps = itertools.count(SystemClock().wall_ns())  # never used twice, not by the next run either
         return lambda: kv.put(KvPut(f"{_KEYS}{next(numbers) % _ENTITIES}", _BODY, stamp=next(stamps)))
     if name == "kv":
@@ -171,7 +171,7 @@ async def _here(url: str) -> AsyncIterator[Cluster]:
 async def _elsewhere(url: str) -> AsyncIterator[Cluster]:
     """A runner in another process, and this one as its client."""
     worker = Worker(
-        "coterie.cli.commands.bench_program:cluster", number=1, heard=lambda _: None, env={"COTERIE_URL": url}
+        "coterie.cli.commands.bench_program:cluster", number=1, on_event=lambda _: None, env={"COTERIE_URL": url}
     )
     tasks = Tasks("bench")
     living = tasks.spawn(worker.live(), name="the other process")
@@ -187,7 +187,7 @@ async def _elsewhere(url: str) -> AsyncIterator[Cluster]:
 
 
 async def _joined(worker: Worker, living: asyncio.Task[int]) -> None:
-    hint = "what it said stands above"
+    hint = "its output is above"
     try:
         async with asyncio.timeout(_START_S):
             while worker.joined is None:
@@ -200,7 +200,7 @@ async def _joined(worker: Worker, living: asyncio.Task[int]) -> None:
 
 async def _clean(cluster: Cluster) -> None:
     """Delete what would fill the database."""
-    storage = cluster._acting().storage  # noqa: SLF001 internal to coterie
+    storage = cluster._acting().storage
     await storage.kv.clear(_KEYS)
     while await storage.messages.remove(MessageFilter(), most=_REMOVED_AT_ONCE) == _REMOVED_AT_ONCE:
         pass
@@ -239,10 +239,10 @@ def command(scenario: str | None, seconds: float, url: str | None, is_json: bool
 
         found = asyncio.run(measure(where, chosen, seconds=seconds, begins=begins))
         if is_json:
-            tell(as_json({"database": shown, "seconds": seconds, "figures": found}))
+            echo(as_json({"database": shown, "seconds": seconds, "figures": found}))
         else:
-            tell(f"cluster {NAME} on {shown}\n\n{_table(Screen(colour=colour), found)}")
-            tell(f"\nP50 and P99 of one at a time; PER S with CALLERS at once ({TOGETHER}, but for commit)", err=True)
+            echo(f"cluster {NAME} on {shown}\n\n{_table(Screen(colour=colour), found)}")
+            echo(f"\nP50 and P99 of one at a time; PER S with CALLERS at once ({TOGETHER}, but for commit)", err=True)
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from coterie.cli.client import UNANSWERED, WRONG, asks, read_json, refuse
+from coterie.cli.client import UNANSWERED, WRONG, client_command, read_json, refuse
 from coterie.cli.commands.entities import address_of
-from coterie.cli.output import as_json, tell
+from coterie.cli.output import as_json, echo
 from coterie.entities.calls.by_name_client import CallsByName
 from coterie.errors import EntityNotAssigned, RunnerUnavailable, SendTimeout
 from coterie.kernel.durations import to_seconds
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 @click.argument("entity", metavar="TYPE/ID")
 @click.argument("method")
 @click.argument("arguments", metavar="[JSON]", default="{}")
-@click.option("--key", metavar="KEY", help="Makes a repeated call the same call; for persisted rpcs.")
-@click.option("--no-wait", "no_wait", is_flag=True, help="Return when it is stored, or taken by a runner.")
-@click.option("--in", "delay", metavar="DURATION", help="Have it run so much later; for persisted rpcs.")
-@click.option("--at", metavar="INSTANT", help="Have it run then, as in 2026-03-29T02:30:00+02:00; for persisted rpcs.")
+@click.option("--key", metavar="KEY", help="Idempotency key: calls with the same key run once; for persisted rpcs.")
+@click.option("--no-wait", "no_wait", is_flag=True, help="Return when it is stored, or accepted by a runner.")
+@click.option("--in", "delay", metavar="DURATION", help="Run it after this delay; for persisted rpcs.")
+@click.option(
+    "--at", metavar="INSTANT", help="Run it at this instant, as in 2026-03-29T02:30:00+02:00; for persisted rpcs."
+)
 @click.option("--group", metavar="GROUP", help="Ask only runners of this group (default: any that knows the type).")
 @click.option("--timeout", metavar="DURATION", help="How long to wait (default: the setting call_timeout).")
-@asks
+@client_command
 async def command(
-    asking: ClientCommand,
+    ctx: ClientCommand,
     entity: str,
     method: str,
     arguments: str,
@@ -48,8 +50,8 @@ async def command(
 ) -> None:
     """Call a method of an entity, and print its result as JSON.
 
-    The arguments are a JSON map by the names of its parameters. Exit code 1 if it is refused or raises, 3 if nobody
-    answers.
+    The arguments are a JSON map by the names of its parameters. Exit code 1 if it is refused or raises, 3 if no
+    runner answers.
 
     \b
     Example:
@@ -57,22 +59,22 @@ async def command(
     """
     address, payload = address_of(entity), _payload(arguments)
     due, delay_s = _when(at, delay)
-    default_s = asking.cluster.settings.call_timeout.total_seconds()
+    default_s = ctx.cluster.settings.call_timeout.total_seconds()
     within_s = default_s if timeout is None else to_seconds(timeout, what="--timeout")
-    untyped = CallsByName(asking.here)
+    untyped = CallsByName(ctx.here)
     with _answered(method=f"{address}.{method}"):
         if not no_wait and due is None and delay is None:
             result = await untyped.call(address, method, payload, within_s=within_s, key=key, group=group)
-            tell(as_json(result))  # the same for people: it is data
+            echo(as_json(result))  # the same for people: it is data
             return
         sent = await untyped.send(
             address, method, payload, within_s=within_s, key=key, at=due, delay_s=delay_s, group=group
         )
     if sent.persisted:
-        tell(f"stored; what becomes of it: coterie messages show {sent.message_id}", err=True)
+        echo(f"stored; to follow it: coterie messages show {sent.message_id}", err=True)
     else:
-        tell("taken by a runner; it is not persisted, and lost if that runner is", err=True)
-    asking.answer({"message": sent.message_id, "persisted": sent.persisted}, sent.message_id)
+        echo("accepted by a runner; it is not persisted, and is lost if that runner is", err=True)
+    ctx.answer({"message": sent.message_id, "persisted": sent.persisted}, sent.message_id)
 
 
 @contextmanager
@@ -83,13 +85,13 @@ def _answered(*, method: str) -> Iterator[None]:
     except (RunnerUnavailable, SendTimeout, EntityNotAssigned) as error:
         problem = error.message
         if isinstance(error, RunnerUnavailable) and not error.runner:  # there was no runner to call
-            problem = f"nobody answers {method}: {error.problem}"
+            problem = f"no runner answers {method}: {error.problem}"
         refuse(problem, hint=error.hint, code=UNANSWERED)
 
 
 def _payload(text: str) -> bytes:
     hint = """write them by name, quoted for the shell: '{"cents": 5}'"""
-    found = read_json(text, what="what is given as arguments", hint=hint)
+    found = read_json(text, what="the argument", hint=hint)
     if not isinstance(found, dict):
         refuse(f"the arguments are {text}, expected a map", hint=hint, code=WRONG)
     return msgspec.json.encode(found)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coterie.cli.client import NO, YES, asks
+from coterie.cli.client import NO, YES, client_command
 from coterie.cli.output import Finding, as_objects, shown
 from coterie.cli.progress import ProgressLine
 from coterie.kernel.ids import Seat
@@ -215,8 +215,8 @@ _ON = "set COTERIE_AUDIT=on for all runners (a row for each grant and each refus
 
 
 @click.command()
-@asks
-async def command(asking: ClientCommand) -> int:
+@client_command
+async def command(ctx: ClientCommand) -> int:
     """The history checkers over the audit rows, and over all else that is stored.
 
     Works while runners run, and while none does; it only reads. Exit 1 if a promise is broken, or a row cannot be read.
@@ -226,8 +226,8 @@ async def command(asking: ClientCommand) -> int:
       coterie check --url postgresql://app@db.internal/app --json
     """
     history = History()
-    with ProgressLine("checking", json=asking.as_json) as progress:
-        await history.read(asking.here.storage, progress)
+    with ProgressLine("checking", json=ctx.as_json) as progress:
+        await history.read(ctx.here.storage, progress)
     findings, code = history.findings(), NO if history.broken or unreadable_rows.found() else YES
     document = {
         "rows": history.rows,
@@ -235,7 +235,7 @@ async def command(asking: ClientCommand) -> int:
         "checks": as_objects(findings),
         "violations": [{"promise": promise, "problem": problem} for promise, problem in history.broken],
     }
-    asking.answer(document, lambda: "\n".join([asking.where, "", shown(asking.screen, findings), history.concluded()]))
+    ctx.answer(document, lambda: "\n".join([ctx.where, "", shown(ctx.screen, findings), history.concluded()]))
     return code
 
 
@@ -284,9 +284,9 @@ class History:
 
     def findings(self) -> list[Finding]:
         """A line for each promise, several where it is broken."""
-        said = dict(zip(("grants", "holders", "fence", "states", "ticks", "messages"), self._judges(), strict=True))
-        found = [each for what, judge in said.items() for each in _found(what, judge, self._well(what))]
-        found += [Finding("rows", str(row), "bad", "mend or delete it with SQL") for row in unreadable_rows.found()]
+        judged = dict(zip(("grants", "holders", "fence", "states", "ticks", "messages"), self._judges(), strict=True))
+        found = [each for what, judge in judged.items() for each in _found(what, judge, self._well(what))]
+        found += [Finding("rows", str(row), "bad", "repair or delete it with SQL") for row in unreadable_rows.found()]
         if not self.audit.is_dated:
             says = "the database's clock was set back: when something was written is not compared with grants"
             found.append(Finding("clock", says, "warn"))
@@ -310,7 +310,7 @@ class History:
         if what == "grants" and not audit.rows:
             return Finding("audit", OFF, "warn", _ON)
         messages, ticks = self.messages, self.ticks
-        told = {
+        texts = {
             "grants": f"{kinds['granted']:,} of {audit.seats:,} seats, each epoch once, each higher than the last",
             "holders": f"{self.holders.rows:,} seats, each free or held by one runner that takes part",
             "fence": f"{self.fence.rows:,} writes, {self._fenced()}",
@@ -318,7 +318,7 @@ class History:
             "ticks": f"{ticks.rows:,} of {self._crons:,} crons, none decided twice, {ticks.open:,} not over",
             "messages": f"{messages.rows:,} have ended, {messages.dead:,} of them dead, the others with a reply",
         }
-        return Finding(what, told[what])
+        return Finding(what, texts[what])
 
     def _fenced(self) -> str:
         if not self.audit.rows:

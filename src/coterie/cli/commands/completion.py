@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from coterie.cli.output import tell
+from coterie.cli.output import echo
 
 _VARIABLE = "_COTERIE_COMPLETE"
 """The variable that click reads, made from the command's name."""
@@ -15,7 +15,7 @@ _VARIABLE = "_COTERIE_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script by which a shell completes coterie.
+    """Print the script for shell completion.
 
     \b
     Example:
@@ -23,4 +23,4 @@ def command(ctx: click.Context, shell: str) -> None:
     """
     found = get_completion_class(shell)
     assert found is not None, "it is one of those that click has"
-    tell(found(ctx.find_root().command, {}, "coterie", _VARIABLE).source())
+    echo(found(ctx.find_root().command, {}, "coterie", _VARIABLE).source())

@@ -24,9 +24,9 @@ def command(url: str | None, as_json: bool) -> None:
     rows = help_rows(settings_for(url))
     if as_json:
         names = ("name", "value", "origin", "variable", "default", "about", "scope")
-        output.tell(output.as_json([{name: getattr(row, name) for name in names} for row in rows]))
+        output.echo(output.as_json([{name: getattr(row, name) for name in names} for row in rows]))
     else:
         table = output.Screen(colour=False).table(
             ("SETTING", "VALUE", "FROM"), [(row.name, row.value, row.origin) for row in rows]
         )
-        output.tell(table)
+        output.echo(table)

@@ -6,6 +6,7 @@ The preview of an expression needs no cluster.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -14,21 +15,22 @@ from coterie.cli.client import (
     NO,
     UNANSWERED,
     YES,
-    acts,
-    asks,
+    Noun,
     both,
     client,
+    client_command,
     common,
+    confirmable,
     confirmed,
     fields,
+    list_page,
     one_line,
     page,
     refuse,
     refusing,
 )
-from coterie.cli.noun import Noun
 from coterie.cli.output import as_json as to_json
-from coterie.cli.output import lasting, relative, tell
+from coterie.cli.output import echo, lasting, relative
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.observe.failures import worded
 
@@ -50,65 +52,65 @@ _RECENT = 100
 
 @click.command()
 @click.argument("name")
-@acts
-@asks
-async def trigger(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> int:
+@confirmable
+@client_command
+async def trigger(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> int:
     """Run it once now, outside its schedule, and wait for its end.
 
-    Exit code 1 if it failed, 3 if nobody has begun it within 15 seconds.
+    Exit code 1 if it failed, 3 if no runner has started it within 15 seconds.
 
     \b
     Example:
       coterie cron trigger nightly --yes
     """
-    crons = asking.cluster.crons
+    crons = ctx.cluster.crons
     with refusing(hint="coterie cron list shows all of them"):
         info = await crons.get(name)
-    now = await asking.here.storage.now()
+    now = await ctx.here.storage.now()
     what = f"{name} will run once now, outside its schedule ({_next_run(info, now)})."
     if not confirmed(what, "run it?", yes=yes, dry_run=dry_run):
         return YES
     tick = await crons.trigger(name)
     try:
-        return await _watch(asking, tick)
+        return await _watch(ctx, tick)
     except asyncio.CancelledError:
-        tell(f"{name} goes on: coterie cron history {name}", err=True)
+        echo(f"{name} keeps running: coterie cron history {name}", err=True)
         raise
 
 
-async def _watch(asking: ClientCommand, tick: TickInfo) -> int:
-    begun = await _begun(asking, tick)
-    if not asking.as_json:
+async def _watch(ctx: ClientCommand, tick: TickInfo) -> int:
+    begun = await _begun(ctx, tick)
+    if not ctx.as_json:
         at = f"{tick.scheduled_at:%Y-%m-%dT%H:%M:%SZ}"
-        tell(f"started on {begun.runner}, tick {at} ({tick.kind}), epoch {begun.epoch}")
-    over = begun if begun.outcome is not None else await asking.cluster.crons.wait(tick)
-    asking.answer(over, _ended(asking, over))
+        echo(f"started on {begun.runner}, tick {at} ({tick.kind}), epoch {begun.epoch}")
+    over = begun if begun.outcome is not None else await ctx.cluster.crons.wait(tick)
+    ctx.answer(over, _ended(ctx, over))
     return YES if over.outcome == "ran" else NO
 
 
-async def _begun(asking: ClientCommand, tick: TickInfo) -> TickInfo:
+async def _begun(ctx: ClientCommand, tick: TickInfo) -> TickInfo:
     """The tick as soon as a runner has started it."""
     try:
         async with asyncio.timeout(_BEGUN_S):
             while True:
-                for each in await asking.cluster.crons.history(tick.cron, limit=_RECENT):
+                for each in await ctx.cluster.crons.history(tick.cron, limit=_RECENT):
                     is_it = (each.kind, each.scheduled_at, each.number) == (tick.kind, tick.scheduled_at, tick.number)
                     if is_it and (each.attempt or each.outcome is not None):
                         return each
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         hint = f"it runs as soon as a runner holds it: coterie cron show {tick.cron}"
-        refuse(f"nobody has begun {tick.cron} within {_BEGUN_S:.0f}s", hint=hint, code=UNANSWERED)
+        refuse(f"no runner has started {tick.cron} within {_BEGUN_S:.0f}s", hint=hint, code=UNANSWERED)
 
 
-def _ended(asking: ClientCommand, tick: TickInfo) -> str:
+def _ended(ctx: ClientCommand, tick: TickInfo) -> str:
     took = "" if tick.took is None else f" in {tick.took.total_seconds():.1f}s"
     if tick.outcome == "ran":
-        return f"{asking.screen.glyph('good')} finished{took}"
+        return f"{ctx.screen.glyph('good')} finished{took}"
     if tick.outcome == "skipped":
-        return f"{asking.screen.glyph('warn')} skipped: {tick.reason}"
+        return f"{ctx.screen.glyph('warn')} skipped: {tick.reason}"
     why = f": {worded(tick.errors[-1], texts=True)}" if tick.errors else ""
-    return f"{asking.screen.glyph('bad')} failed{took}{why}"
+    return f"{ctx.screen.glyph('bad')} failed{took}{why}"
 
 
 def _next_run(info: CronInfo, now: datetime) -> str:
@@ -125,11 +127,11 @@ def _next_run(info: CronInfo, now: datetime) -> str:
 
 @click.command()
 @click.argument("name", metavar="NAME|EXPR")
-@click.option("--zone", metavar="ZONE", help="Whose clocks (default: the cron's, else UTC).")
+@click.option("--zone", metavar="ZONE", help="The time zone (default: the cron's, else UTC).")
 @click.option("--count", "-n", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many ticks.")
 @common
 def preview(name: str, zone: str | None, count: int, url: str | None, as_json: bool) -> None:
-    """The next ticks of a cron, or of an expression, with a word where clocks change.
+    """The next ticks of a cron, or of an expression, with a note where clocks change.
 
     \b
     Example:
@@ -139,7 +141,7 @@ def preview(name: str, zone: str | None, count: int, url: str | None, as_json: b
         explained, coming, now = _expression(name, zone, count)
     else:
         explained, coming, now = asyncio.run(_cron(name, zone, count, url))
-    tell(_as_json(name, explained, coming) if as_json else text(explained, coming, now))
+    echo(_as_json(name, explained, coming) if as_json else text(explained, coming, now))
 
 
 def text(explained: str, coming: Sequence[Upcoming], now: datetime) -> str:
@@ -171,7 +173,7 @@ def _expression(expression: str, zone: str | None, count: int) -> tuple[str, Seq
 
 async def _cron(name: str, zone: str | None, count: int, url: str | None) -> tuple[str, Sequence[Upcoming], datetime]:
     async with client(url) as cluster:
-        now = await cluster._acting().storage.now()  # noqa: SLF001 internal to coterie
+        now = await cluster._acting().storage.now()
         with refusing(hint='coterie cron list shows all of them; an expression has spaces: "0 3 * * *"'):
             explained = await cluster.crons.explain(name, timezone=zone)
             return explained, await cluster.crons.preview(name, timezone=zone, count=count, after=now), now
@@ -188,7 +190,7 @@ _SHOWN = 5
 
 @click.group(cls=Noun)
 def command() -> None:
-    """What runs when, and how it went.
+    """Crons: when they run, and how they went.
 
     \b
     Example:
@@ -201,96 +203,94 @@ command.add_command(trigger)
 
 
 @command.command("list")
-@asks
-async def list_all(asking: ClientCommand) -> None:
+@client_command
+async def list_all(ctx: ClientCommand) -> None:
     """All crons: when they run next, and how the last run went.
 
     \b
     Example:
       coterie cron list --json
     """
-    lines, view = await page(asking, "cron")
-    shown = table(asking.screen, lines, view.at, full=True) if lines else "no crons yet: @cluster.cron(…) defines one"
-    asking.answer(lines, f"{asking.where}\n\n{shown}")
+    await list_page(ctx, "cron", partial(table, full=True), empty="no crons yet: @cluster.cron(…) defines one")
 
 
 @command.command()
 @click.argument("name")
-@asks
-async def show(asking: ClientCommand, name: str) -> None:
+@client_command
+async def show(ctx: ClientCommand, name: str) -> None:
     """One cron: its schedule, its next ticks, its last ones.
 
     \b
     Example:
       coterie cron show nightly --json
     """
-    lines, view = await page(asking, "cron")
-    crons = asking.cluster.crons
+    lines, view = await page(ctx, "cron")
+    crons = ctx.cluster.crons
     with refusing(hint=HINT):
         await crons.get(name)
     line = next(each for each in lines if each.name == name)
     coming = await crons.preview(name, count=_SHOWN, after=view.at) if line.schedule else ()
     ticks = await crons.history(name, limit=_SHOWN)
     value = {"cron": line, "upcoming": coming, "history": ticks}
-    asking.answer(value, lambda: _shown(asking, line, coming, ticks, view.at))
+    ctx.answer(value, lambda: _shown(ctx, line, coming, ticks, view.at))
 
 
 @command.command()
 @click.argument("name")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 1000), help="How many.")
-@asks
-async def history(asking: ClientCommand, name: str, *, limit: int) -> None:
-    """The last ticks, the newest first: scheduled and started apart, attempts, errors.
+@client_command
+async def history(ctx: ClientCommand, name: str, *, limit: int) -> None:
+    """The last ticks, newest first: when they were scheduled and started, attempts, errors.
 
     \b
     Example:
       coterie cron history nightly --limit 50 --json
     """
     with refusing(hint=HINT):
-        ticks = await asking.cluster.crons.history(name, limit=limit)
-    now = await asking.here.storage.now()
-    asking.answer(ticks, lambda: f"{asking.where}\n\n{_ticks(asking.screen, ticks, now)}")
+        ticks = await ctx.cluster.crons.history(name, limit=limit)
+    now = await ctx.here.storage.now()
+    ctx.show(ticks, lambda: _ticks(ctx.screen, ticks, now))
 
 
 @command.command()
 @click.argument("name")
-@acts
-@asks
-async def pause(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
-    """Let no tick begin until it is resumed, also across restarts.
+@confirmable
+@client_command
+async def pause(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
+    """Start no ticks until it is resumed, also across restarts.
 
     \b
     Example:
       coterie cron pause nightly --yes
     """
     with refusing(hint=HINT):
-        await asking.cluster.crons.get(name)
+        await ctx.cluster.crons.get(name)
     if confirmed(
-        f"{name} will run no more until it is resumed; what runs goes on.", "pause it?", yes=yes, dry_run=dry_run
+        f"{name} will not start until it is resumed; runs in progress continue.", "pause it?", yes=yes, dry_run=dry_run
     ):
-        changed = await asking.cluster.crons.pause(name)
+        changed = await ctx.cluster.crons.pause(name)
         done = f"paused {name}" if changed else f"{name} was paused already"
-        asking.answer({"name": name, "paused": True, "changed": changed}, f"{done}\nundo: coterie cron resume {name}")
+        ctx.answer({"name": name, "paused": True, "changed": changed}, f"{done}\nundo: coterie cron resume {name}")
 
 
 @command.command()
 @click.argument("name")
-@acts
-@asks
-async def resume(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
-    """Let it run again from its next tick on.
+@confirmable
+@client_command
+async def resume(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
+    """Run it again from its next tick on.
 
     \b
     Example:
       coterie cron resume nightly --yes
     """
     with refusing(hint=HINT):
-        await asking.cluster.crons.get(name)
-    what = f"{name} will run again from its next tick on; ticks that its pause left out are skipped."
+        await ctx.cluster.crons.get(name)
+    what = f"{name} will run again from its next tick on; ticks that were due during the pause are skipped."
     if confirmed(what, "resume it?", yes=yes, dry_run=dry_run):
-        changed = await asking.cluster.crons.resume(name)
+        changed = await ctx.cluster.crons.resume(name)
         done = f"resumed {name}" if changed else f"{name} was not paused"
-        asking.answer({"name": name, "paused": False, "changed": changed}, f"{done}\nundo: coterie cron pause {name}")
+        ctx.answer({"name": name, "paused": False, "changed": changed}, f"{done}\nundo: coterie cron pause {name}")
 
 
 def table(screen: Screen, lines: Iterable[CronLine], now: datetime, *, full: bool = False) -> str:
@@ -298,7 +298,7 @@ def table(screen: Screen, lines: Iterable[CronLine], now: datetime, *, full: boo
     rows = [
         (
             each.name,
-            *((each.explained or "not known yet", each.runner or "nobody") if full else ()),
+            *((each.explained or "not known yet", each.runner or "none") if full else ()),
             _next(screen, each, now),
             screen.time(each.last_run_at, now),
             "" if each.took_s is None else lasting(each.took_s),
@@ -329,18 +329,18 @@ def _next(screen: Screen, line: CronLine, now: datetime) -> str:
 
 
 def _shown(
-    asking: ClientCommand, line: CronLine, coming: Sequence[Upcoming], ticks: Sequence[TickInfo], now: datetime
+    ctx: ClientCommand, line: CronLine, coming: Sequence[Upcoming], ticks: Sequence[TickInfo], now: datetime
 ) -> str:
-    screen = asking.screen
+    screen = ctx.screen
     pairs = [
         ("when", f"{line.explained} ({line.schedule})" if line.schedule else "not known yet"),
-        ("on", f"{line.runner or 'nobody'}, epoch {line.epoch}, group {line.group}"),
+        ("on", f"{line.runner or 'none'}, epoch {line.epoch}, group {line.group}"),
         ("paused", "" if line.paused_at is None else f"since {both(line.paused_at, now)}"),
         ("last run", f"{both(line.last_run_at, now)}, {line.runs:,} in all"),
         ("failures", f"{line.failures} in a row" if line.failures else ""),
     ]
     parts = [
-        asking.where,
+        ctx.where,
         f"{screen.headed(line.name, result_of(screen, line))}\n{fields(pairs)}",
         "\n".join(upcoming_rows(coming, now)),
         _ticks(screen, ticks, now),

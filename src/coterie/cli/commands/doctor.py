@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.client import NO, UNANSWERED, YES, common, settings_for
-from coterie.cli.output import Finding, Screen, as_json, as_objects, concluded, counts, shown, tell
+from coterie.cli.output import Finding, Screen, as_json, as_objects, concluded, counts, echo, shown
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.observe.health import BOUNDS
@@ -93,9 +93,11 @@ def database(server: ServerInfo, applied: Sequence[Migration], pending: Sequence
         yield Finding("connections", f"{server.taken} of {server.most} are taken", "warn", hint)
 
 
-def clocks(rows: Sequence[RunnerRow], told: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
+def clocks(rows: Sequence[RunnerRow], replies: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
     """Whether the runners' clocks agree with the database's."""
-    offsets = {row.name: f.clock_offset_s for row in rows if (f := told.get(row.id)) and f.clock_offset_s is not None}
+    offsets = {
+        row.name: f.clock_offset_s for row in rows if (f := replies.get(row.id)) and f.clock_offset_s is not None
+    }
     if not offsets:
         return
     worst = max(offsets, key=lambda name: abs(offsets[name]))
@@ -107,11 +109,11 @@ def clocks(rows: Sequence[RunnerRow], told: Mapping[str, LocalFacts | None]) -> 
         yield Finding("clock", f"{_counted(len(offsets), 'runner')} within {most_ms} ms of the database")
 
 
-def runners(rows: Sequence[RunnerRow], told: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
+def runners(rows: Sequence[RunnerRow], replies: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
     """Whether all can be reached, from here and from each other."""
-    silent = [row for row in rows if told.get(row.id) is None]
+    silent = [row for row in rows if replies.get(row.id) is None]
     if not rows:
-        yield Finding("runners", "none at all", "warn", "coterie run app.py starts one")
+        yield Finding("runners", "there are none", "warn", "coterie run app.py starts one")
     for row in silent:
         hint = "is it alive, and may this machine connect there? One that is lost is replaced within 10s"
         yield Finding("runners", f"{row.name} does not answer at {row.address}", "bad", hint)
@@ -124,9 +126,9 @@ def runners(rows: Sequence[RunnerRow], told: Mapping[str, LocalFacts | None]) ->
                 yield Finding("runners", says, "bad", "set COTERIE_LISTEN to 0.0.0.0:0 there, and COTERIE_ADVERTISE")
 
 
-def versions(rows: Sequence[RunnerRow], told: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
+def versions(rows: Sequence[RunnerRow], replies: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
     """Whether all run the same version."""
-    found = {row.name: f.version for row in rows if (f := told.get(row.id)) and f.version}
+    found = {row.name: f.version for row in rows if (f := replies.get(row.id)) and f.version}
     counted = Counter(found.values()).most_common()
     if len(counted) == 1:
         yield Finding("versions", f"{counted[0][0]} everywhere")
@@ -143,36 +145,36 @@ def ports(settings: Settings, *, runs_here: bool) -> Iterator[Finding]:
         settings: The settings with its addresses.
         runs_here: Whether a runner of this cluster runs on this machine: a port in use may well be its own.
     """
-    said: list[str] = []
+    lines: list[str] = []
     for name, address in (("listen", settings.listen), ("http_listen", settings.http_listen)):
         problem = None if address is None else _problem(address)
         may_move = name == "http_listen" and settings.origin(name) == "default"
         if address is None:
-            said.append(f"{name} off")
+            lines.append(f"{name} off")
         elif problem is None:
-            said.append(f"{name} {address}")
+            lines.append(f"{name} {address}")
         elif problem == "taken" and (may_move or runs_here):
             whose = "by a runner, it seems" if runs_here else "a runner takes the next free port"
-            said.append(f"{name} {address} is taken, {whose}")
+            lines.append(f"{name} {address} is taken, {whose}")
         else:
             hint = f"choose another one with COTERIE_{name.upper()}; port 0 is any free one"
-            yield Finding("ports", f"{name} {address} cannot be had, it is {problem}", "bad", hint)
-    if said:
-        yield Finding("ports", "; ".join(said))
+            yield Finding("ports", f"{name} {address} cannot be used: {problem}", "bad", hint)
+    if lines:
+        yield Finding("ports", "; ".join(lines))
 
 
 def kubernetes(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Problems that occur only in a pod: probes that cannot be reached, a drain that is cut short."""
-    in_pod, told = "KUBERNETES_SERVICE_HOST" in environ, _grace_s(environ)
+    in_pod, grace_s = "KUBERNETES_SERVICE_HOST" in environ, _grace_s(environ)
     if in_pod:
         yield from _reachable(settings)
-    if in_pod or told is not None:
-        yield from _termination(settings.drain.total_seconds(), told)
+    if in_pod or grace_s is not None:
+        yield from _termination(settings.drain.total_seconds(), grace_s)
 
 
 def _reachable(settings: Settings) -> Iterator[Finding]:
     if settings.http_listen is None:
-        yield Finding("probes", "http_listen is off: the kubelet has nothing to ask", "warn")
+        yield Finding("probes", "http_listen is off: the kubelet has nothing to probe", "warn")
     elif is_loopback(settings.http_listen):
         port = split_address(settings.http_listen)[1]
         says = f"http_listen is {settings.http_listen}, which the kubelet cannot reach"
@@ -187,13 +189,13 @@ def _reachable(settings: Settings) -> Iterator[Finding]:
 def _termination(drain_s: float, told_s: float | None) -> Iterator[Finding]:
     grace_s = _GRACE_S if told_s is None else told_s
     if grace_s >= drain_s + _LEAVE_S:
-        since = "" if told_s is not None else ", unless it was told otherwise"
+        since = "" if told_s is not None else " by default"
         yield Finding("termination", f"drain is {drain_s:g}s, the pod is killed after {grace_s:g}s{since}")
         return
     raised, lowered = drain_s + 2 * _LEAVE_S, max(grace_s - _LEAVE_S, 0)
     hint = f"raise terminationGracePeriodSeconds to {raised:g}, or set COTERIE_DRAIN={lowered:g}s"
     if told_s is None:
-        says = f"drain is {drain_s:g}s, and Kubernetes kills after {grace_s:g}s unless told otherwise"
+        says = f"drain is {drain_s:g}s, and Kubernetes kills after {grace_s:g}s by default"
         yield Finding("termination", says, "warn", f"{hint};\nset {GRACE} to have it compared")
     else:
         yield Finding("termination", f"drain is {drain_s:g}s, but the pod is killed after {grace_s:g}s", "bad", hint)
@@ -227,11 +229,11 @@ def _counted(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
-def unreadable(told: Mapping[str, LocalFacts | None]) -> list[Finding]:
+def unreadable(replies: Mapping[str, LocalFacts | None]) -> list[Finding]:
     """The rows that a runner, or this command itself, could not read."""
-    theirs = (row for facts in told.values() if facts is not None for row in facts.unreadable)
+    theirs = (row for facts in replies.values() if facts is not None for row in facts.unreadable)
     rows = dict.fromkeys([*map(str, found()), *theirs])
-    hint = "it is left out, the others are not: mend or delete it with SQL"
+    hint = "this row is skipped, the others are not: repair or delete it with SQL"
     return [Finding("rows", row, "bad", hint) for row in rows]
 
 
@@ -252,10 +254,10 @@ def command(url: str | None, as_json: bool, colour: bool | None) -> int:
     asyncio.run(examination.run())
     code = examination.code
     if as_json:
-        tell(_document(examination))
+        echo(_document(examination))
     else:
-        tell(f"{examination.where}\n\n{shown(Screen(colour=colour), examination.findings)}")
-        tell(concluded(examination.findings, code))
+        echo(f"{examination.where}\n\n{shown(Screen(colour=colour), examination.findings)}")
+        echo(concluded(examination.findings, code))
     return code
 
 
@@ -282,10 +284,10 @@ class Examination:
 
     async def run(self) -> None:
         """Run all checks. A warning logged meanwhile becomes a remark, once."""
-        with _warnings() as heard:
-            await self._run(heard)
+        with _warnings() as warnings:
+            await self._run(warnings)
 
-    async def _run(self, heard: list[str]) -> None:
+    async def _run(self, warnings: list[str]) -> None:
         try:
             settings = settings_for(self._url)
         except ConfigurationError as error:
@@ -296,8 +298,10 @@ class Examination:
         self.findings += certificates(settings, to_datetime(SystemClock().wall_ns()))
         try:
             is_usable = await self._database(settings)
-            said = {each.says for each in self.findings}
-            self.findings += [Finding("database", text, "warn") for text in dict.fromkeys(heard) if text not in said]
+            known = {each.says for each in self.findings}
+            self.findings += [
+                Finding("database", text, "warn") for text in dict.fromkeys(warnings) if text not in known
+            ]
             if is_usable:
                 await self._cluster(settings)
         except PersistenceError as error:
@@ -337,24 +341,24 @@ class Examination:
 
         cluster = Cluster(settings=settings)
         async with cluster.connect():
-            facts = await cluster._acting().gathering.look()  # noqa: SLF001 internal to coterie
-        rows, told = facts.view.runners, facts.runners
+            facts = await cluster._acting().collector.collect()
+        rows, replies = facts.view.runners, facts.runners
         self._runs_here = any(row.host_id == host_id() for row in rows)
         for check in (clocks, runners, versions):
-            self.findings += check(rows, told)
-        self.findings += unreadable(told)
+            self.findings += check(rows, replies)
+        self.findings += unreadable(replies)
 
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """Collect logged warnings, instead of the other log handlers."""
-    heard: list[str] = []
+    warnings: list[str] = []
     log, handler = logging.getLogger("coterie"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
     propagated, log.propagate = log.propagate, False
     log.addHandler(handler)
     try:
-        yield heard
+        yield warnings
     finally:
         log.removeHandler(handler)
         log.propagate = propagated

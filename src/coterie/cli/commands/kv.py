@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from coterie.cli.client import WRONG, acts, asks, confirmed, read_json, refuse, refusing
-from coterie.cli.noun import Noun
-from coterie.cli.output import as_json, safe, tell
+from coterie.cli.client import WRONG, Noun, client_command, confirmable, confirmed, read_json, refuse, refusing
+from coterie.cli.output import as_json, echo, safe
 
 if TYPE_CHECKING:
     from coterie.cli.client import ClientCommand
@@ -31,27 +30,27 @@ def command() -> None:
 
 @command.command()
 @click.argument("key")
-@asks
-async def get(asking: ClientCommand, key: str) -> None:
+@client_command
+async def get(ctx: ClientCommand, key: str) -> None:
     """The value of a key, as JSON.
 
     \b
     Example:
       coterie kv get settings:theme --json
     """
-    value = await _value(asking, key)
+    value = await _value(ctx, key)
     if value is None:
         _missing(key)
-    asking.answer({"key": key, "value": value}, lambda: _json(value))
+    ctx.answer({"key": key, "value": value}, lambda: _json(value))
 
 
 @command.command("set")
 @click.argument("key")
 @click.argument("value", metavar="JSON")
 @click.option("--ttl", metavar="DURATION", help="After how long it expires (default: never).")
-@acts
-@asks
-async def set_one(asking: ClientCommand, key: str, value: str, *, ttl: str | None, yes: bool, dry_run: bool) -> None:
+@confirmable
+@client_command
+async def set_one(ctx: ClientCommand, key: str, value: str, *, ttl: str | None, yes: bool, dry_run: bool) -> None:
     """Set a key to a value in JSON.
 
     \b
@@ -62,44 +61,44 @@ async def set_one(asking: ClientCommand, key: str, value: str, *, ttl: str | Non
     given = read_json(value, what="the value", hint=hint)
     if given is None:
         refuse("null is no value", hint=f"coterie kv remove {key} removes the key", code=WRONG)
-    before = await _value(asking, key)
-    was = "it is not there yet" if before is None else f"it is {_json(before)} now"
+    before = await _value(ctx, key)
+    was = "it does not exist yet" if before is None else f"it is {_json(before)} now"
     expires = "" if ttl is None else f" for {ttl}"
     if not confirmed(f"{key} will be {_json(given)}{expires}; {was}", "set it?", yes=yes, dry_run=dry_run):
         return
     with refusing():
-        await asking.cluster.kv.set(key, given, ttl=ttl)
+        await ctx.cluster.kv.set(key, given, ttl=ttl)
     undo = f"coterie kv remove {key}" if before is None else _set(key, before)
-    asking.answer({"key": key, "value": given, "before": before}, _lines(f"set {key}", f"undo: {undo}"))
+    ctx.answer({"key": key, "value": given, "before": before}, _lines(f"set {key}", f"undo: {undo}"))
 
 
 @command.command()
 @click.argument("key")
-@acts
-@asks
-async def remove(asking: ClientCommand, key: str, *, yes: bool, dry_run: bool) -> None:
+@confirmable
+@client_command
+async def remove(ctx: ClientCommand, key: str, *, yes: bool, dry_run: bool) -> None:
     """Remove a key.
 
     \b
     Example:
       coterie kv remove settings:theme --yes
     """
-    before = await _value(asking, key)
+    before = await _value(ctx, key)
     if before is None:
         _missing(key)
     if not confirmed(f"{key} will be removed; it is {_json(before)} now", "remove it?", yes=yes, dry_run=dry_run):
         return
     with refusing():
-        removed = await asking.cluster.kv.remove(key)
-    told = _lines(f"removed {key}", f"undo: {_set(key, before)}")
-    asking.answer({"key": key, "removed": removed, "before": before}, told)
+        removed = await ctx.cluster.kv.remove(key)
+    text = _lines(f"removed {key}", f"undo: {_set(key, before)}")
+    ctx.answer({"key": key, "removed": removed, "before": before}, text)
 
 
 @command.command("list")
 @click.argument("prefix", default="")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many at most.")
-@asks
-async def list_some(asking: ClientCommand, prefix: str, *, limit: int) -> None:
+@client_command
+async def list_some(ctx: ClientCommand, prefix: str, *, limit: int) -> None:
     """Keys that begin with a prefix, in their order.
 
     \b
@@ -107,32 +106,28 @@ async def list_some(asking: ClientCommand, prefix: str, *, limit: int) -> None:
       coterie kv list settings: --limit 1000
     """
     found: list[tuple[str, Any]] = []
-    total = await asking.cluster.kv.prefix(prefix).size()
+    total = await ctx.cluster.kv.prefix(prefix).size()
     numbers = count(1)
-    async for key, value in asking.cluster.kv.prefix(prefix).items():
+    async for key, value in ctx.cluster.kv.prefix(prefix).items():
         found.append((prefix + key, value))
         if next(numbers) == limit:
             break
-    rows = [(key, _cut(asking, _json(value))) for key, value in found]
+    rows = [(key, _cut(ctx, _json(value))) for key, value in found]
     shown = (
-        asking.screen.table(("KEY", "VALUE"), rows)
-        if rows
-        else f'no keys begin with "{prefix}"'
-        if prefix
-        else "no keys"
+        ctx.screen.table(("KEY", "VALUE"), rows) if rows else f'no keys begin with "{prefix}"' if prefix else "no keys"
     )
-    asking.answer([{"key": key, "value": value} for key, value in found], f"{asking.where}\n\n{shown}")
+    ctx.show([{"key": key, "value": value} for key, value in found], lambda: shown)
     if total > len(found):
-        tell(f"{len(found):,} of {total:,} are shown: --limit shows more", err=True)
+        echo(f"{len(found):,} of {total:,} are shown: --limit shows more", err=True)
 
 
-async def _value(asking: ClientCommand, key: str) -> Any:
+async def _value(ctx: ClientCommand, key: str) -> Any:
     with refusing():
-        return await asking.cluster.kv.get(key)
+        return await ctx.cluster.kv.get(key)
 
 
 def _missing(key: str) -> NoReturn:
-    refuse(f"there is no key {key}", hint="coterie kv list shows which there are")
+    refuse(f"there is no key {key}", hint="coterie kv list shows all keys")
 
 
 def _json(value: Any) -> str:
@@ -148,5 +143,5 @@ def _set(key: str, value: Any) -> str:
     return f"coterie kv set {shlex.quote(key)} {shlex.quote(_json(value))}"
 
 
-def _cut(asking: ClientCommand, text: str) -> str:
-    return f"{text[:_SHOWN]}…" if asking.screen.is_terminal and len(text) > _SHOWN else text
+def _cut(ctx: ClientCommand, text: str) -> str:
+    return f"{text[:_SHOWN]}…" if ctx.screen.is_terminal and len(text) > _SHOWN else text

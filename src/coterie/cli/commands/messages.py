@@ -7,126 +7,29 @@ ended are deleted in batches: an interrupted purge leaves all others as they wer
 from __future__ import annotations
 
 import asyncio
-import heapq
 import shlex
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from coterie.cli.client import NO, WRONG, acts, asks, confirmed, one_line, refuse
+from coterie.cli.client import NO, WRONG, Noun, client_command, confirmable, confirmed, one_line, refuse
 from coterie.cli.commands.entities import counted_of
-from coterie.cli.noun import Noun
-from coterie.cli.output import as_json, lasting, plain, tell
+from coterie.cli.output import as_json, echo, lasting, plain
 from coterie.cli.progress import ProgressLine
 from coterie.entities.calls.by_name_client import CallsByName
-from coterie.errors import MessageExpired
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import Seat, ShardId
-from coterie.storage.contracts import messages
+from coterie.observe.message_filter import QUALIFIERS, STATES, MessageOptions, choose, state_of, walk
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Container, Mapping, Sequence
     from datetime import datetime
 
     from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.entities.persisted.api import MessageInfo
-    from coterie.storage.contracts.messages import Status
+    from coterie.observe.message_filter import ChosenMessages, State
     from coterie.storage.interface import ClusterSnapshot
-
-
-State = Literal["waiting", "running", "scheduled", "dead", "done"]
-"""A pending message is in one of the first three: due, running, due later."""
-
-STATES: tuple[State, ...] = get_args(State)
-QUALIFIERS = ("type", "id", "method", "state", "error", "key", "older")
-EXAMPLE = "type:Account state:dead error:Timeout key:order-7"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MessageOptions:
-    """Which messages; fields that are None match all."""
-
-    type: str | None = None
-    id: str | None = None
-    """Id of the entity."""
-    method: str | None = None
-    state: State | None = None
-    error: str | None = None
-    """Part of the error of its last attempt."""
-    key: str | None = None
-    older: str | None = None
-    """Sent, or ended, longer ago than that."""
-
-    @property
-    def status(self) -> Status | None:
-        """The status in storage."""
-        if self.state == "dead" or self.state == "done":
-            return self.state
-        return None if self.state is None else "pending"
-
-    @property
-    def entity(self) -> str | None:
-        """The entity as `cluster.messages` takes it."""
-        return self.type if self.id is None else f"{self.type}/{self.id}"
-
-    @property
-    def is_coarse(self) -> bool:
-        """Whether storage itself can apply the whole filter."""
-        return self.method is self.error is self.key is None
-
-    @property
-    def older_s(self) -> float | None:
-        """The age in seconds."""
-        return None if self.older is None else to_seconds(self.older, what="older", allow_zero=True)
-
-    def stored(self) -> messages.MessageFilter:
-        """The part of the filter that storage itself can apply."""
-        return messages.MessageFilter(
-            status=self.status, entity_type=self.type, entity_id=self.id, method=self.method, older_than_s=self.older_s
-        )
-
-    def takes(self, message: MessageInfo, *, now: datetime, running: Container[str]) -> bool:
-        """Whether a message matches."""
-        kind, _, id_ = message.entity.partition("/")
-        last = message.errors[-1].error if message.errors else ""
-        return (
-            self.type in (None, kind)
-            and self.id in (None, id_)
-            and (self.older_s is None or _age_s(message, now) >= self.older_s)
-            and (self.state is None or self.state == state_of(message, now=now, running=running))
-            and (self.method is None or self.method == message.method)
-            and (self.key is None or self.key == message.key)
-            and (self.error is None or self.error.lower() in last.lower())
-        )
-
-    def __str__(self) -> str:
-        """As it was written: it can be pasted after `--filter`."""
-        given = ((name, getattr(self, name)) for name in QUALIFIERS)
-        return " ".join(f"{name}:{shlex.quote(value)}" for name, value in given if value is not None)
-
-
-def state_of(message: MessageInfo, *, now: datetime, running: Container[str]) -> State:
-    """The state of a message.
-
-    Args:
-        message: The message.
-        now: The time by the database's clock.
-        running: The ids of running messages.
-    """
-    if message.status == "done" or message.status == "dead":
-        return message.status
-    if message.id in running:
-        return "running"
-    if message.due_at <= message.sent_at:  # due at once: it waits, even if it was sent after the clock was read
-        return "waiting"
-    return "waiting" if message.due_at <= now else "scheduled"
-
-
-def _age_s(message: MessageInfo, now: datetime) -> float:
-    return (now - (message.completed_at or message.sent_at)).total_seconds()
 
 
 def parse(text: str, *, state: str | None = None) -> MessageOptions:
@@ -169,6 +72,7 @@ def _checked(given: dict[str, str]) -> MessageOptions:
     return MessageOptions(**{**given, "state": state})  # type: ignore[arg-type] # each is one of its fields, a text
 
 
+EXAMPLE = "type:Account state:dead error:Timeout key:order-7"
 BATCH = 1_000
 """As many as `cluster.messages.purge` deletes at once."""
 _COUNTED_MOST = 100_000
@@ -179,13 +83,13 @@ class Purge:
     """One purge.
 
     Args:
-        asking: The command.
+        ctx: The command.
         chosen: Which messages; they are done or dead.
     """
 
-    def __init__(self, asking: ClientCommand, chosen: MessageOptions) -> None:
+    def __init__(self, ctx: ClientCommand, chosen: MessageOptions) -> None:
         assert chosen.state in ("done", "dead"), "nothing else has ended"
-        self._asking = asking
+        self._ctx = ctx
         self._chosen = chosen
         self._status: Literal["done", "dead"] = chosen.state
         self._ids: list[str] = []
@@ -194,7 +98,7 @@ class Purge:
     async def count(self) -> int:
         """The number of messages, counted up to a bound."""
         if self._chosen.is_coarse:
-            self._found = await self._asking.here.storage.messages.count(self._chosen.stored(), most=_COUNTED_MOST)
+            self._found = await self._ctx.here.storage.messages.count(self._chosen.stored(), most=_COUNTED_MOST)
         else:
             self._ids = await self._matching()
             self._found = len(self._ids)
@@ -214,7 +118,7 @@ class Purge:
             what += f" older than {self._chosen.older}"
         total = self._found if self._found < _COUNTED_MOST else None
         note = f"in batches of {BATCH:,}"
-        with ProgressLine(what, total=total, about=True, note=note, json=self._asking.as_json) as progress:
+        with ProgressLine(what, total=total, about=True, note=note, json=self._ctx.as_json) as progress:
             try:
                 gone = await (self._coarsely(progress) if self._chosen.is_coarse else self._one_by_one(progress))
             except asyncio.CancelledError:
@@ -224,7 +128,7 @@ class Purge:
         return gone, lasting(progress.took_s)
 
     async def _coarsely(self, progress: ProgressLine) -> int:
-        return await self._asking.cluster.messages.purge(
+        return await self._ctx.cluster.messages.purge(
             status=self._status, entity=self._chosen.entity, older_than=self._chosen.older, progress=progress.at
         )
 
@@ -232,15 +136,15 @@ class Purge:
         gone = 0
         for begin in range(0, len(self._ids), BATCH):
             batch = self._ids[begin : begin + BATCH]
-            gone += await self._asking.here.storage.messages.discard(batch, self._status)
+            gone += await self._ctx.here.storage.messages.discard(batch, self._status)
             progress.at(gone)
         return gone
 
     async def _matching(self) -> list[str]:
         """The ids of messages that match, where storage cannot apply the whole filter."""
-        now = await self._asking.here.storage.now()
+        now = await self._ctx.here.storage.now()
         found: list[str] = []
-        async for each in walk(self._asking, self._chosen, self._status):
+        async for each in walk(self._ctx.here, self._chosen, self._status):
             if self._chosen.takes(each, now=now, running=()):
                 found.append(str(each.id))
                 if len(found) == _COUNTED_MOST:
@@ -248,102 +152,23 @@ class Purge:
         return found
 
 
-_PAGE = 200
 _GLYPHS = {"waiting": "good", "running": "good", "scheduled": "good", "dead": "bad", "done": "good"}
 _HIDDEN = ("payload", "reply", "errors")
 """Not in a list: `show` has them."""
 _LEFT = 22
 
 
-class ChosenMessages(NamedTuple):
-    """Messages that match, with their states at one moment."""
-
-    messages: Sequence[MessageInfo]
-    now: datetime
-    running: Mapping[str, tuple[str, float]]
-    silent: Sequence[str]
-    """Names of runners that did not reply with their running messages."""
-
-    def state(self, message: MessageInfo) -> State:
-        """The state of one of them."""
-        return state_of(message, now=self.now, running=self.running)
-
-
-async def choose(
-    asking: ClientCommand, chosen: MessageOptions, *, limit: int, after: str | None = None
-) -> ChosenMessages:
-    """The first messages that match, in the order of their ids; without a state all that are not done."""
-    now = await asking.here.storage.now()
-    is_asked = chosen.status in (None, "pending")
-    at_work = await CallsByName(asking.here).running() if is_asked else None
-    running, silent = ({}, ()) if at_work is None else at_work
-    if chosen.state == "running":
-        found = await _at_work(asking, sorted(running), after=after)
-    else:
-        statuses: list[Status] = ["pending", "dead"] if chosen.status is None else [chosen.status]
-        lists = [await _some(asking, chosen, each, now, running, limit=limit, after=after) for each in statuses]
-        found = list(heapq.merge(*lists, key=lambda each: each.id))
-    meant = [each for each in found if chosen.takes(each, now=now, running=running)]
-    now = max([now, *(each.sent_at for each in meant)])  # some may be sent after the clock was read
-    return ChosenMessages(meant[:limit], now, running, silent)
-
-
-async def _some(
-    asking: ClientCommand,
-    chosen: MessageOptions,
-    status: Status,
-    now: datetime,
-    running: Mapping[str, object],
-    *,
-    limit: int,
-    after: str | None,
-) -> list[MessageInfo]:
-    found: list[MessageInfo] = []
-    async for each in walk(asking, chosen, status, after=after):
-        if chosen.takes(each, now=now, running=running):
-            found.append(each)
-            if len(found) == limit:
-                break
-    return found
-
-
-async def walk(
-    asking: ClientCommand, chosen: MessageOptions, status: Status, *, after: str | None = None
-) -> AsyncIterator[MessageInfo]:
-    """All messages of a status that storage chooses, a page at a time."""
-    while True:
-        page = await asking.cluster.messages.list(
-            status=status, entity=chosen.entity, older_than=chosen.older, limit=_PAGE, after=after
-        )
-        for each in page:
-            yield each
-        if len(page) < _PAGE:
-            return
-        after = page[-1].id
-
-
-async def _at_work(asking: ClientCommand, ids: Sequence[str], *, after: str | None) -> list[MessageInfo]:
-    found = []
-    for each in ids:
-        if each > (after or ""):
-            try:
-                found.append(await asking.cluster.messages.show(each))
-            except MessageExpired:
-                continue  # it has ended meanwhile, and was not kept
-    return found
-
-
-def talk_of_silence(chosen: ChosenMessages) -> None:
+def warn_of_silent_runners(chosen: ChosenMessages) -> None:
     """Report which runners did not reply."""
     if chosen.silent:
         names = ", ".join(chosen.silent)
-        tell(f"no answer from {names}: what runs there is taken for waiting", err=True)
+        echo(f"no answer from {names}: messages that run there are shown as waiting", err=True)
 
 
 def outlined(message: MessageInfo, chosen: ChosenMessages) -> dict[str, Any]:
     """A message in a list, as JSON."""
-    told: dict[str, Any] = plain(message)
-    kept = {name: value for name, value in told.items() if name not in _HIDDEN}
+    fields: dict[str, Any] = plain(message)
+    kept = {name: value for name, value in fields.items() if name not in _HIDDEN}
     last = one_line(message.errors[-1].error) if message.errors else None
     return {**kept, "state": chosen.state(message), "error": last}
 
@@ -434,7 +259,7 @@ _filter = click.option("--filter", "text", default="", metavar="FILTER", help=f'
 
 @click.group(cls=Noun)
 def command() -> None:
-    """Stored calls: what waits, what was given up.
+    """Persisted calls: pending ones, and dead ones.
 
     \b
     Example:
@@ -443,58 +268,60 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--state", type=click.Choice(STATES), help="Only those (default: all that are not done).")
+@click.option(
+    "--state", type=click.Choice(STATES), help="Only messages in this state (default: all that are not done)."
+)
 @_filter
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
-@click.option("--after", metavar="ID", help="Only those behind this one: the last one of the list before.")
-@asks
-async def list_some(asking: ClientCommand, *, state: str | None, text: str, limit: int, after: str | None) -> None:
-    """Messages, the oldest first.
+@click.option("--after", metavar="ID", help="Only messages after this one: the last of the previous list.")
+@client_command
+async def list_some(ctx: ClientCommand, *, state: str | None, text: str, limit: int, after: str | None) -> None:
+    """Messages, oldest first.
 
     \b
     Example:
       coterie messages list --state dead --filter "type:Account error:Timeout"
     """
     chosen = parse(text, state=state)
-    found = await choose(asking, chosen, limit=limit, after=after)
-    talk_of_silence(found)
-    asking.answer(
+    found = await choose(ctx.here, chosen, limit=limit, after=after)
+    warn_of_silent_runners(found)
+    ctx.show(
         [outlined(each, found) for each in found.messages],
-        lambda: f"{asking.where}\n\n{table(asking.screen, found)}",
+        lambda: table(ctx.screen, found),
     )
     if len(found.messages) == limit:
         which = f' --filter "{chosen}"' if str(chosen) else ""
-        tell(f"more: coterie messages list{which} --after {found.messages[-1].id}", err=True)
+        echo(f"more: coterie messages list{which} --after {found.messages[-1].id}", err=True)
 
 
 @command.command()
 @click.argument("id")
-@asks
-async def show(asking: ClientCommand, id: str) -> None:
+@client_command
+async def show(ctx: ClientCommand, id: str) -> None:
     """One message: its payload, and each attempt that failed.
 
     \b
     Example:
       coterie messages show 019a8f0e6c5b00001f2e3d4c5b6a7988 --json
     """
-    message = await asking.cluster.messages.show(id)
-    at_work = await CallsByName(asking.here).running() if message.status == "pending" else None
+    message = await ctx.cluster.messages.show(id)
+    at_work = await CallsByName(ctx.here).running() if message.status == "pending" else None
     running = {} if at_work is None else at_work.messages
-    now, view = await asking.here.storage.now(), await asking.here.storage.view()
+    now, view = await ctx.here.storage.now(), await ctx.here.storage.view()
     state = state_of(message, now=now, running=running)
-    asking.answer(
+    ctx.show(
         {**plain(message), "state": state},
-        lambda: f"{asking.where}\n\n{shown(asking.screen, message, view, state=state, now=now)}",
+        lambda: shown(ctx.screen, message, view, state=state, now=now),
     )
 
 
 @command.command()
 @click.argument("ids", nargs=-1, metavar="[ID]…")
 @_filter
-@acts
-@asks
-async def retry(asking: ClientCommand, ids: tuple[str, ...], *, text: str, yes: bool, dry_run: bool) -> int | None:
-    """Let dead messages run again, now and with all their attempts.
+@confirmable
+@client_command
+async def retry(ctx: ClientCommand, ids: tuple[str, ...], *, text: str, yes: bool, dry_run: bool) -> int | None:
+    """Run dead messages again, now and with all their attempts.
 
     \b
     Example:
@@ -502,7 +329,7 @@ async def retry(asking: ClientCommand, ids: tuple[str, ...], *, text: str, yes: 
     """
     if bool(ids) == bool(text):
         refuse("which messages?", hint=f'give ids, or --filter "{EXAMPLE}"; not both', code=WRONG)
-    dead = await _named(asking, ids) if ids else await _filtered(asking, text)
+    dead = await _named(ctx, ids) if ids else await _filtered(ctx, text)
     if not dead:
         refuse("no dead message matches", hint="coterie messages list --state dead shows all of them")
     count = "1 dead message" if len(dead) == 1 else f"{len(dead):,} dead messages"
@@ -510,21 +337,21 @@ async def retry(asking: ClientCommand, ids: tuple[str, ...], *, text: str, yes: 
     if not confirmed(what, "run them again?", yes=yes, dry_run=dry_run):
         return None
     retried = 0
-    with ProgressLine("retrying", total=len(dead), json=asking.as_json) as progress:
+    with ProgressLine("retrying", total=len(dead), json=ctx.as_json) as progress:
         for number, each in enumerate(dead, 1):
-            retried += await asking.cluster.messages.retry(each.id)
+            retried += await ctx.cluster.messages.retry(each.id)
             progress.at(number)
-    look = f"it: coterie messages show {dead[0].id}" if len(dead) == 1 else "them: coterie messages list --state dead"
-    told = f"{counted_of(retried)} again; no command takes that back\nwhat becomes of {look}"
-    asking.answer({"retried": retried, "matched": len(dead)}, told)
+    hint = f"it: coterie messages show {dead[0].id}" if len(dead) == 1 else "them: coterie messages list --state dead"
+    text = f"{counted_of(retried)} again; this cannot be undone\nto follow {hint}"
+    ctx.answer({"retried": retried, "matched": len(dead)}, text)
     return None if retried else NO
 
 
 @command.command("purge")
 @click.option("--filter", "text", required=True, metavar="FILTER", help=f'As in "{EXAMPLE}", also method, older.')
-@acts
-@asks
-async def purge_some(asking: ClientCommand, *, text: str, yes: bool, dry_run: bool) -> None:
+@confirmable
+@client_command
+async def purge_some(ctx: ClientCommand, *, text: str, yes: bool, dry_run: bool) -> None:
     """Delete messages that are done or dead, in batches.
 
     Their keys are forgotten with them: a call with such a key that is sent again runs again.
@@ -537,33 +364,33 @@ async def purge_some(asking: ClientCommand, *, text: str, yes: bool, dry_run: bo
     if chosen.state not in ("done", "dead"):
         hint = f'add state:dead or state:done, as in "{EXAMPLE}"'
         refuse("only messages that are done or dead can be purged", hint=hint, code=WRONG)
-    purge = Purge(asking, chosen)
+    purge = Purge(ctx, chosen)
     found = await purge.count()
     if not found:
-        asking.answer({"purged": 0, "filter": str(chosen)}, "no messages match: nothing to delete")
+        ctx.answer({"purged": 0, "filter": str(chosen)}, "no messages match: nothing to delete")
         return
     if not confirmed(f"{purge.counted} and would be deleted", "delete them?", yes=yes, dry_run=dry_run):
         return
     gone, took = await purge.run()
     many = f"{gone:,} {chosen.state} message{'' if gone == 1 else 's'}"
-    told = f"purged   {many}   {took}. No command brings them back"
-    asking.answer({"purged": gone, "filter": str(chosen)}, told)
+    text = f"purged   {many}   {took}. This cannot be undone"
+    ctx.answer({"purged": gone, "filter": str(chosen)}, text)
 
 
-async def _named(asking: ClientCommand, ids: tuple[str, ...]) -> list[MessageInfo]:
+async def _named(ctx: ClientCommand, ids: tuple[str, ...]) -> list[MessageInfo]:
     """Those of these messages that are dead; the others are reported."""
-    found = [await asking.cluster.messages.show(each) for each in dict.fromkeys(ids)]
+    found = [await ctx.cluster.messages.show(each) for each in dict.fromkeys(ids)]
     for each in found:
         if each.status != "dead":
-            tell(f"message {each.id} is {each.status}: only dead ones are run again", err=True)
+            echo(f"message {each.id} is {each.status}: only dead ones are run again", err=True)
     return [each for each in found if each.status == "dead"]
 
 
-async def _filtered(asking: ClientCommand, text: str) -> list[MessageInfo]:
+async def _filtered(ctx: ClientCommand, text: str) -> list[MessageInfo]:
     chosen = parse(text if "state:" in text else f"{text} state:dead")
     if chosen.state != "dead":
         refuse(f"state is {chosen.state}, and only dead messages are run again", hint="write state:dead", code=WRONG)
-    return list((await choose(asking, chosen, limit=_RETRY_MOST)).messages)
+    return list((await choose(ctx.here, chosen, limit=_RETRY_MOST)).messages)
 
 
 def _summed(messages: list[MessageInfo]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.client import common, settings_for
-from coterie.cli.output import lasting, tell
+from coterie.cli.output import echo, lasting
 from coterie.cli.progress import ProgressLine
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import new_incarnation
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--plan", "act", flag_value="plan", default=True, help="Say what would be applied (the default).")
+@click.option("--plan", "act", flag_value="plan", default=True, help="Show what would be applied (the default).")
 @click.option("--apply", "act", flag_value="apply", help="Apply it.")
-@click.option("--sql", "act", flag_value="sql", help="Print the SQL, for whoever may run it.")
+@click.option("--sql", "act", flag_value="sql", help="Print the SQL, to be run by a role that may.")
 @click.option(
     "--phase",
     type=click.Choice(["pre", "post"]),
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @common
 def command(act: str, phase: Phase | None, url: str | None, as_json: bool) -> None:
-    """Bring the database's schema to this version.
+    """Migrate the database to this version's schema.
 
     \b
     Example:
@@ -58,13 +58,13 @@ async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json
             await _apply(storage, applied, pending, wanted, as_json=as_json) if act == "apply" else (pending, 0.0)
         )
         if act == "sql":
-            tell("\n".join(f"-- {step}\n{step.sql}" for step in steps))
+            echo("\n".join(f"-- {step}\n{step.sql}" for step in steps))
         elif as_json:
-            tell(_as_json(storage, applied, steps, act=act))
+            echo(_as_json(storage, applied, steps, act=act))
         else:
-            tell(_as_text(storage, applied, steps, act=act, took_s=took_s))
+            echo(_as_text(storage, applied, steps, act=act, took_s=took_s))
             if act == "apply" and await storage.schema.pending("post"):
-                tell("when no older version runs: coterie migrate --apply --phase post", err=True)
+                echo("when no older version runs: coterie migrate --apply --phase post", err=True)
 
 
 async def _apply(

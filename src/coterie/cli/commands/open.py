@@ -1,4 +1,4 @@
-"""`coterie open`: the health of a cluster in the browser."""
+"""`coterie open`: the page of a cluster in the browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from coterie.cli.client import UNANSWERED, refuse, settings_for
 from coterie.cli.output import as_json as to_json
-from coterie.cli.output import tell
+from coterie.cli.output import echo
 from coterie.settings.parsers import split_address
 
 _ANSWERED_S = 3.0
@@ -16,12 +16,12 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 the address to u
 
 
 @click.command()
-@click.option("--print", "only_print", is_flag=True, help="Say the address, and open nothing.")
+@click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, and open nothing.")
 def command(only_print: bool, as_json: bool) -> None:
-    """Open the health of the runner on this machine in the browser.
+    """Open the page of the runner on this machine in the browser; its health, if web is off.
 
-    It is looked for at `http_listen`; exit code 3 if nobody answers there.
+    It is expected at `http_listen`; exit code 3 if nothing answers there.
 
     \b
     Example:
@@ -32,9 +32,10 @@ def command(only_print: bool, as_json: bool) -> None:
         refuse("http_listen is off: nothing is served", hint="coterie status shows the same")
     host, port = split_address(settings.http_listen)
     host = _ANYWHERE.get(host, host)
-    url = f"http://[{host}]:{port}/health" if ":" in host else f"http://{host}:{port}/health"
+    path = "health" if settings.web == "off" else ""
+    url = f"http://[{host}]:{port}/{path}" if ":" in host else f"http://{host}:{port}/{path}"
     _require_answer(host, port, url)
-    tell(to_json({"url": url}) if as_json else url)
+    echo(to_json({"url": url}) if as_json else url)
     if not only_print and not as_json:
         click.launch(url)
 
@@ -46,6 +47,6 @@ def _require_answer(host: str, port: int, url: str) -> None:
         asked.getresponse().read()
     except (OSError, http.client.HTTPException) as error:
         hint = "coterie run says where it serves; COTERIE_HTTP_LISTEN names another address"
-        refuse(f"nobody answers at {url}: {error}", hint=hint, code=UNANSWERED)
+        refuse(f"nothing answers at {url}: {error}", hint=hint, code=UNANSWERED)
     finally:
         asked.close()

@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import UNANSWERED, acts, asks, both, confirmed, counted, fields, page, quick, refuse, sampled
-from coterie.cli.noun import Noun
+from coterie.cli.client import (
+    UNANSWERED,
+    Noun,
+    both,
+    client_command,
+    confirmable,
+    confirmed,
+    counted,
+    fields,
+    page,
+    quick,
+    refuse,
+    sampled,
+)
 from coterie.cli.output import lasting
 
 if TYPE_CHECKING:
@@ -30,7 +42,7 @@ _SPARE_S = 5.0
 
 @click.group(cls=Noun)
 def command() -> None:
-    """Who takes part, and how they fare.
+    """The runners of the cluster, and how they are doing.
 
     \b
     Example:
@@ -39,67 +51,66 @@ def command() -> None:
 
 
 @command.command("list")
-@asks
-async def list_all(asking: ClientCommand) -> None:
-    """All runners: what they hold, what they do, what they take.
+@client_command
+async def list_all(ctx: ClientCommand) -> None:
+    """All runners: what they hold, their load, their resources.
 
     \b
     Example:
       coterie runners list --json
     """
-    lines, _ = await sampled(asking, "runners")
-    shown = table(asking.screen, lines) if lines else "no runners: coterie run app.py starts one"
-    asking.answer(lines, f"{asking.where}\n\n{shown}")
+    lines, _ = await sampled(ctx, "runners")
+    ctx.show(lines, lambda: table(ctx.screen, lines) if lines else "no runners: coterie run app.py starts one")
 
 
 @command.command()
 @click.argument("runner", metavar="ID")
-@asks
-async def show(asking: ClientCommand, runner: str) -> None:
+@client_command
+async def show(ctx: ClientCommand, runner: str) -> None:
     """One runner, by its id or name.
 
     \b
     Example:
       coterie runners show web-3 --json
     """
-    lines, view = await sampled(asking, "runners")
+    lines, view = await sampled(ctx, "runners")
     line = _one(lines, runner)
-    asking.answer(line, lambda: _shown(asking, line, view.at))
+    ctx.answer(line, lambda: _shown(ctx, line, view.at))
 
 
 @command.command()
 @click.argument("runner", metavar="ID")
-@acts
-@asks
-async def drain(asking: ClientCommand, runner: str, *, yes: bool, dry_run: bool) -> None:
-    """Have a runner give up all that it holds, and take nothing any more. It goes on running.
+@confirmable
+@client_command
+async def drain(ctx: ClientCommand, runner: str, *, yes: bool, dry_run: bool) -> None:
+    """Make a runner release all its seats and take no new ones. It keeps running.
 
     \b
     Example:
       coterie runners drain web-3 --yes
     """
-    lines, _ = await page(asking, "runners")
+    lines, _ = await page(ctx, "runners")
     line = _one(lines, runner)
     others = sum(each.state == "ready" and each.id != line.id for each in lines)
     to = f"to {others} other{'' if others == 1 else 's'}" if others else "with no other runner ready to take over"
-    what = f"{line.name} will give up {_holdings(line)} {to}, and take nothing until it is started again."
+    what = f"{line.name} will release {_holdings(line)} {to}, and take nothing until it is started again."
     if not confirmed(what, "drain it?", yes=yes, dry_run=dry_run):
         return
     began_s = asyncio.get_running_loop().time()
-    await asking.cluster.runners.drain(line.id)
-    await _drained(asking, line)
+    await ctx.cluster.runners.drain(line.id)
+    await _drained(ctx, line)
     took_s = asyncio.get_running_loop().time() - began_s
-    asking.answer(
+    ctx.answer(
         {"id": line.id, "name": line.name, "shards": line.shards, "took_s": took_s},
-        f"{asking.screen.glyph('good')} drained {line.name} in {took_s:.1f}s: {_holdings(line)} handed over\n"
+        f"{ctx.screen.glyph('good')} drained {line.name} in {took_s:.1f}s: {_holdings(line)} handed over\n"
         f"undo: start {line.name} again; it takes its share when it joins",
     )
 
 
-async def _drained(asking: ClientCommand, line: RunnerLine) -> None:
+async def _drained(ctx: ClientCommand, line: RunnerLine) -> None:
     """Return when it holds no seats any more."""
-    limit_s = asking.cluster.settings.drain.total_seconds() + _SPARE_S
-    storage = asking.here.storage
+    limit_s = ctx.cluster.settings.drain.total_seconds() + _SPARE_S
+    storage = ctx.here.storage
     try:
         async with asyncio.timeout(limit_s):
             while True:
@@ -108,8 +119,8 @@ async def _drained(asking: ClientCommand, line: RunnerLine) -> None:
                     return
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
-        hint = f"it goes on: coterie runners show {line.name}"
-        refuse(f"{line.name} still holds something after {lasting(limit_s)}", hint=hint, code=UNANSWERED)
+        hint = f"the drain continues: coterie runners show {line.name}"
+        refuse(f"{line.name} still holds seats after {lasting(limit_s)}", hint=hint, code=UNANSWERED)
 
 
 def table(screen: Screen, lines: Sequence[RunnerLine]) -> str:
@@ -163,8 +174,8 @@ def _holdings(line: RunnerLine) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "nothing"
 
 
-def _shown(asking: ClientCommand, line: RunnerLine, now: datetime) -> str:
-    told = line.up_s is not None
+def _shown(ctx: ClientCommand, line: RunnerLine, now: datetime) -> str:
+    replied = line.up_s is not None
     clock = "" if line.clock_offset_s is None else f", clock {line.clock_offset_s * 1000:+.1f} ms"
     pairs = [
         ("id", line.id),
@@ -175,16 +186,16 @@ def _shown(asking: ClientCommand, line: RunnerLine, now: datetime) -> str:
         ("holds", _holdings(line)),
         ("leads", ", ".join(line.leads)),
         ("crons", ", ".join(line.crons)),
-        ("entities", f"{counted(line.entities)} resident" if told else ""),
-        ("calls", f"{counted(line.calls_s)}/s, p50 {quick(line.p50_s)}, p99 {quick(line.p99_s)}" if told else ""),
-        ("mailboxes", f"{counted(line.waiting)} waiting, {counted(line.running)} running" if told else ""),
-        ("loop", f"lag {quick(line.loop_lag_s)}" if told else ""),
-        ("database", f"answers in {quick(line.storage_s)}{clock}" if told else ""),
+        ("entities", f"{counted(line.entities)} resident" if replied else ""),
+        ("calls", f"{counted(line.calls_s)}/s, p50 {quick(line.p50_s)}, p99 {quick(line.p99_s)}" if replied else ""),
+        ("mailboxes", f"{counted(line.waiting)} waiting, {counted(line.running)} running" if replied else ""),
+        ("loop", f"lag {quick(line.loop_lag_s)}" if replied else ""),
+        ("database", f"answers in {quick(line.storage_s)}{clock}" if replied else ""),
         ("lease", "" if line.lease_left_s is None else f"{line.lease_left_s:.1f}s left"),
         (
             "machine",
             f"{line.cpu:.0%} of a core, {(line.memory_bytes or 0) / 1e6:.0f}MB" if line.cpu is not None else "",
         ),
     ]
-    head = asking.screen.headed(line.name, state_of(asking.screen, line))
-    return f"{asking.where}\n\n{head}\n{fields(pairs)}\n\nempty it: coterie runners drain {line.name}"
+    head = ctx.screen.headed(line.name, state_of(ctx.screen, line))
+    return f"{ctx.where}\n\n{head}\n{fields(pairs)}\n\nempty it: coterie runners drain {line.name}"

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import NO, YES, asks, fields, refuse, viewing
-from coterie.cli.noun import Noun
+from coterie.cli.client import NO, YES, Noun, client_command, fields, refuse, view_reader
 from coterie.cli.output import lasting, plain
 from coterie.kernel.ids import ShardId
 
@@ -28,7 +27,7 @@ _CELLS_LEAST = 20
 
 @click.group(cls=Noun, alone="map")
 def command() -> None:
-    """Who holds which shard.
+    """Which runner holds which shard.
 
     \b
     Example:
@@ -37,40 +36,38 @@ def command() -> None:
 
 
 @command.command("map")
-@asks
-async def show_map(asking: ClientCommand) -> None:
+@client_command
+async def show_map(ctx: ClientCommand) -> None:
     """A cell for each shard, a row for each runner.
 
     \b
     Example:
       coterie shards map --json
     """
-    shards: Shards = (await viewing(asking).look(["shards"])).data["shards"]
-    asking.answer(shards, lambda: f"{asking.where}\n\n{drawn(asking.screen, shards)}")
+    shards: Shards = (await view_reader(ctx).read(["shards"])).data["shards"]
+    ctx.show(shards, lambda: drawn(ctx.screen, shards))
 
 
 @command.command("list")
-@asks
-async def list_all(asking: ClientCommand) -> None:
+@client_command
+async def list_all(ctx: ClientCommand) -> None:
     """Every shard with its owner and epoch.
 
     \b
     Example:
       coterie shards list --json
     """
-    shards: Shards = (await viewing(asking).look(["shards"])).data["shards"]
-    rows = [
-        (each.shard, each.owner or "nobody", str(each.epoch), _standing(asking.screen, each)) for each in shards.shards
-    ]
-    table = asking.screen.table(("SHARD", "OWNER", "EPOCH", "STATE"), rows, right=("EPOCH",))
-    asking.answer(shards.shards, f"{asking.where}\n\n{table if rows else _EMPTY}")
+    shards: Shards = (await view_reader(ctx).read(["shards"])).data["shards"]
+    rows = [(each.shard, each.owner or "none", str(each.epoch), _standing(ctx.screen, each)) for each in shards.shards]
+    table = ctx.screen.table(("SHARD", "OWNER", "EPOCH", "STATE"), rows, right=("EPOCH",))
+    ctx.show(shards.shards, lambda: table if rows else _EMPTY)
 
 
 @command.command()
 @click.argument("shard")
-@asks
-async def show(asking: ClientCommand, shard: str) -> int:
-    """One shard. Exit code 1 if nobody owns it.
+@client_command
+async def show(ctx: ClientCommand, shard: str) -> int:
+    """One shard. Exit code 1 if it has no owner.
 
     \b
     Example:
@@ -80,12 +77,12 @@ async def show(asking: ClientCommand, shard: str) -> int:
         wanted = str(ShardId.parse(shard))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-    data = (await viewing(asking).look(["shards", "messages"])).data
+    data = (await view_reader(ctx).read(["shards", "messages"])).data
     found = next((each for each in data["shards"].shards if each.shard == wanted), None)
     if found is None:
         known = ", ".join(f"{each.group}:0 to {each.group}:{each.shards - 1}" for each in data["shards"].groups)
         refuse(f"there is no shard {wanted}: there are {known or 'none'}", hint="coterie shards list shows all of them")
-    asking.answer(plain(found), lambda: _shown(asking, found, data["messages"]))
+    ctx.answer(plain(found), lambda: _shown(ctx, found, data["messages"]))
     return YES if found.owner is not None else NO
 
 
@@ -103,7 +100,7 @@ def _group(screen: Screen, group: ShardGroup, shards: Shards) -> str:
     head = f"group {group.group}, {group.shards:,} shards, {runners}"
     mine = [each for each in shards.shards if each.group == group.group]
     owners: list[str | None] = [*group.runners, *([None] if group.owned < group.shards else [])]
-    wide = max(len(owner or "nobody") for owner in owners) if owners else 0
+    wide = max(len(owner or "no owner") for owner in owners) if owners else 0
     rows = [line for owner in owners for line in _row(screen, owner, mine, wide)]
     return "\n".join([screen.headed(head, legend), "", *rows, _summary(group)])
 
@@ -112,7 +109,7 @@ def _row(screen: Screen, owner: str | None, mine: list[Shard], wide: int) -> Ite
     """A runner's shards, those that move at the end."""
     held = sorted((each for each in mine if each.owner == owner), key=lambda each: each.state == "moving")
     cells = [screen.glyph(_GLYPHS[each.state]) for each in held]
-    lead = f"{owner or 'nobody':<{wide}}  {len(held):>2}   "
+    lead = f"{owner or 'no owner':<{wide}}  {len(held):>2}   "
     wide = _CELLS if screen.columns is None else max(screen.columns - len(lead), _CELLS_LEAST)
     for start in range(0, max(len(cells), 1), wide):
         yield ((lead if not start else " " * len(lead)) + "".join(cells[start : start + wide])).rstrip()
@@ -129,14 +126,14 @@ def _standing(screen: Screen, shard: Shard) -> str:
     return f"{screen.glyph(_STANDING[shard.state])} {shard.state}{to}"
 
 
-def _shown(asking: ClientCommand, shard: Shard, messages: MessagesPage) -> str:
+def _shown(ctx: ClientCommand, shard: Shard, messages: MessagesPage) -> str:
     late = next((each for each in messages.overdue if each.shard == shard.shard), None)
     pairs = [
-        ("owner", f"{shard.owner or 'nobody'}, epoch {shard.epoch}"),
+        ("owner", f"{shard.owner or 'none'}, epoch {shard.epoch}"),
         ("target", shard.target or f"no runner serves group {shard.group}"),
         (
             "waiting",
             "" if late is None else f"{late.what}, due for {lasting(late.late_s)}: coterie messages show {late.id}",
         ),
     ]
-    return f"{asking.where}\n\n{asking.screen.headed(shard.shard, _standing(asking.screen, shard))}\n{fields(pairs)}"
+    return f"{ctx.where}\n\n{ctx.screen.headed(shard.shard, _standing(ctx.screen, shard))}\n{fields(pairs)}"

@@ -6,8 +6,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from coterie.cli.client import UNANSWERED, acts, asks, both, confirmed, fields, one_line, page, refuse, refusing
-from coterie.cli.noun import Noun
+from coterie.cli.client import (
+    UNANSWERED,
+    Noun,
+    both,
+    client_command,
+    confirmable,
+    confirmed,
+    fields,
+    list_page,
+    one_line,
+    page,
+    refuse,
+    refusing,
+)
 from coterie.cli.output import as_json, lasting, plain
 
 if TYPE_CHECKING:
@@ -24,7 +36,7 @@ _HINT = "coterie singletons list shows all of them"
 
 @click.group(cls=Noun)
 def command() -> None:
-    """Who leads what, and what was saved.
+    """Leaders of singletons, and the states they saved.
 
     \b
     Example:
@@ -33,82 +45,82 @@ def command() -> None:
 
 
 @command.command("list")
-@asks
-async def list_all(asking: ClientCommand) -> None:
-    """All singletons, and who leads them.
+@client_command
+async def list_all(ctx: ClientCommand) -> None:
+    """All singletons and their leaders.
 
     \b
     Example:
       coterie singletons list --json
     """
-    lines, view = await page(asking, "singletons")
-    shown = table(asking.screen, lines, view.at) if lines else "no singletons yet: @cluster.singleton(…) defines one"
-    asking.answer(lines, f"{asking.where}\n\n{shown}")
+    await list_page(ctx, "singletons", table, empty="no singletons yet: @cluster.singleton(…) defines one")
 
 
 @command.command()
 @click.argument("name")
-@asks
-async def show(asking: ClientCommand, name: str) -> None:
-    """One singleton: its leader, its signs of life, its state.
+@client_command
+async def show(ctx: ClientCommand, name: str) -> None:
+    """One singleton: its leader, its heartbeats, its state.
 
     \b
     Example:
       coterie singletons show importer --json
     """
-    lines, view = await page(asking, "singletons")
+    lines, view = await page(ctx, "singletons")
     with refusing(hint=_HINT):
-        await asking.cluster.singletons.get(name)
+        await ctx.cluster.singletons.get(name)
     line = next(each for each in lines if each.name == name)
-    state = await asking.cluster.singletons.state(name, cast("type[Any]", Any))
+    state = await ctx.cluster.singletons.state(name, cast("type[Any]", Any))
     value = {**plain(line), "state": state}
-    asking.answer(value, lambda: _shown(asking, line, state, view.at))
+    ctx.answer(value, lambda: _shown(ctx, line, state, view.at))
 
 
 @command.command()
 @click.argument("name")
-@asks
-async def history(asking: ClientCommand, name: str) -> None:
-    """The last states that were saved, the newest first.
+@client_command
+async def history(ctx: ClientCommand, name: str) -> None:
+    """The last saved states, newest first.
 
     \b
     Example:
       coterie singletons history importer --json
     """
     with refusing(hint=_HINT):
-        await asking.cluster.singletons.get(name)
-    saved = await asking.cluster.singletons.history(name)
-    now = await asking.here.storage.now()
-    asking.answer(saved, lambda: f"{asking.where}\n\n{_history(asking.screen, saved, now)}")
+        await ctx.cluster.singletons.get(name)
+    saved = await ctx.cluster.singletons.history(name)
+    now = await ctx.here.storage.now()
+    ctx.show(saved, lambda: _history(ctx.screen, saved, now))
 
 
 @command.command()
 @click.argument("name")
-@acts
-@asks
-async def resign(asking: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
-    """Have the leader give up a singleton now, to another runner if there is one.
+@confirmable
+@client_command
+async def resign(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> None:
+    """Make the leader of a singleton resign now; another runner leads if there is one.
 
     \b
     Example:
       coterie singletons resign importer --yes
     """
     with refusing(hint=_HINT):
-        before = await asking.cluster.singletons.get(name)
-    holder = "nobody leads it now" if before.leader is None else f"{before.leader}, epoch {before.epoch}, gives it up"
-    what = f"{name} will be led anew, by another runner if there is one: {holder}."
+        before = await ctx.cluster.singletons.get(name)
+    holder = (
+        "it has no leader now" if before.leader is None else f"{before.leader}, epoch {before.epoch}, will give it up"
+    )
+    what = f"{name} will get a new leader, another runner if there is one: {holder}."
     if not confirmed(what, "do it?", yes=yes, dry_run=dry_run):
         return
     try:
-        await asking.cluster.singletons.resign(name)
+        await ctx.cluster.singletons.resign(name)
     except TimeoutError:
-        hint = f"it was given up all the same: coterie singletons show {name}"
-        refuse(f"nobody has taken over {name} within 10s", hint=hint, code=UNANSWERED)
-    after = await asking.cluster.singletons.get(name)
+        hint = f"the leader has given it up all the same: coterie singletons show {name}"
+        refuse(f"no runner has taken over {name} within 10s", hint=hint, code=UNANSWERED)
+    after = await ctx.cluster.singletons.get(name)
     now, was = f"{after.leader}, epoch {after.epoch}", f"{before.leader}, epoch {before.epoch}"
-    asking.answer(
+    ctx.answer(
         {"name": name, "from": before.leader, "leader": after.leader, "epoch": after.epoch},
-        f"{asking.screen.glyph('lead')} {name} leads on {now} (was {was})\nundo: coterie singletons resign {name}",
+        f"{ctx.screen.glyph('lead')} {name} leads on {now} (was {was})\nundo: coterie singletons resign {name}",
     )
 
 
@@ -117,7 +129,7 @@ def table(screen: Screen, lines: Iterable[SingletonLine], now: datetime) -> str:
     rows = [
         (
             each.name,
-            each.leader or "nobody",
+            each.leader or "none",
             str(each.epoch),
             screen.time(each.since_at, now),
             screen.time(each.alive_at, now),
@@ -146,10 +158,10 @@ def progress(line: SingletonLine) -> str:
     return " ".join(part for part in (one_line(line.note), done) if part)
 
 
-def _shown(asking: ClientCommand, line: SingletonLine, state: Any, now: datetime) -> str:
+def _shown(ctx: ClientCommand, line: SingletonLine, state: Any, now: datetime) -> str:
     expected = "" if line.expected_interval_s is None else f", expected every {lasting(line.expected_interval_s)}"
     pairs = [
-        ("leader", f"{line.leader or 'nobody'}, epoch {line.epoch}, group {line.group}"),
+        ("leader", f"{line.leader or 'none'}, epoch {line.epoch}, group {line.group}"),
         ("since", both(line.since_at, now)),
         ("heartbeat", both(line.alive_at, now)),
         ("progress", both(line.progress_at, now) + expected),
@@ -158,8 +170,8 @@ def _shown(asking: ClientCommand, line: SingletonLine, state: Any, now: datetime
         ("error", "" if line.error is None else f"{one_line(line.error)}, {both(line.error_at, now)}"),
         ("state", "none saved" if state is None else as_json(state)),
     ]
-    head = asking.screen.headed(line.name, state_of(asking.screen, line))
-    return f"{asking.where}\n\n{head}\n{fields(pairs)}\n\nmove it: coterie singletons resign {line.name}"
+    head = ctx.screen.headed(line.name, state_of(ctx.screen, line))
+    return f"{ctx.where}\n\n{head}\n{fields(pairs)}\n\nmove it: coterie singletons resign {line.name}"
 
 
 def _history(screen: Screen, saved: Iterable[SavedState], now: datetime) -> str:

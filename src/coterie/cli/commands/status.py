@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import NO, YES, asks, counted, quick, sampled
+from coterie.cli.client import NO, YES, client_command, counted, quick, sampled
 from coterie.cli.commands.cron import table as cron_table
 from coterie.cli.commands.singletons import table as singleton_table
-from coterie.cli.output import plain, safe
+from coterie.cli.output import Screen, plain, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
     from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.observe.view import Overview
 
 _WIDE = 92
@@ -25,8 +24,8 @@ GLYPHS = {"healthy": "good", "degraded": "warn", "unhealthy": "bad"}
 
 
 @click.command()
-@asks
-async def command(asking: ClientCommand) -> int:
+@client_command
+async def command(ctx: ClientCommand) -> int:
     """Is it healthy? Who leads? What next? What failed?
 
     Exit code 1 if it is unhealthy, 3 if the database does not answer.
@@ -35,10 +34,10 @@ async def command(asking: ClientCommand) -> int:
     Example:
       coterie status --url postgresql://app@db.internal/app
     """
-    overview, view = await sampled(asking, "overview")
-    settings = asking.cluster.settings
+    overview, view = await sampled(ctx, "overview")
+    settings = ctx.cluster.settings
     value = {"cluster": settings.name, "at": view.at, **plain(overview)}
-    asking.answer(value, lambda: text(overview, where=asking.where, now=view.at, screen=asking.screen))
+    ctx.answer(value, lambda: text(overview, where=ctx.where, now=view.at, screen=ctx.screen))
     return NO if overview.status == "unhealthy" else YES
 
 
@@ -53,6 +52,13 @@ def text(overview: Overview, *, where: str, now: datetime, screen: Screen) -> st
         _dead(overview),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def piped(overview: Overview, *, where: str, now: datetime) -> str:
+    """The screen as text without colours and of any width, wherever this process writes to."""
+    screen = Screen(colour=False)
+    screen.is_terminal, screen.is_utf8 = False, True
+    return safe(text(overview, where=where, now=now, screen=screen))
 
 
 def standing(overview: Overview, screen: Screen) -> str:
@@ -85,7 +91,7 @@ def _figures(overview: Overview, screen: Screen) -> str:
 
 def _traffic(overview: Overview) -> str:
     if overview.calls_s is None:
-        return "nobody answered"
+        return "no runner answered"
     rate = f"{counted(overview.calls_s)}/s in"
     if overview.p50_s is None:
         return rate

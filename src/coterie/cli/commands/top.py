@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import os
 import sys
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import WRONG, YES, asks, counted, quick, refuse, viewing
+from coterie.cli.client import WRONG, YES, client_command, counted, quick, refuse, view_reader
 from coterie.cli.commands import cron, runners, shards, singletons
 from coterie.cli.commands.status import standing
-from coterie.cli.output import as_json, lasting, safe, tell
+from coterie.cli.output import as_json, echo, lasting, pressed_keys, safe
 from coterie.errors import CoterieError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from rich.live import Live
 
     from coterie.cli.client import ClientCommand
@@ -203,8 +199,8 @@ _DRAWN_S = 0.25
 
 
 @click.command()
-@asks
-async def command(asking: ClientCommand) -> int:
+@client_command
+async def command(ctx: ClientCommand) -> int:
     """The same as status, live. Keys: q, space, 1-6, / and ?.
 
     With --json one object per second and line, until it is interrupted.
@@ -213,26 +209,26 @@ async def command(asking: ClientCommand) -> int:
     Example:
       coterie top --url postgresql://app@db.internal/app
     """
-    if asking.as_json:
-        await _follow(viewing(asking))
-    if not (sys.stdin.isatty() and asking.screen.is_terminal):
+    if ctx.as_json:
+        await _follow(view_reader(ctx))
+    if not (sys.stdin.isatty() and ctx.screen.is_terminal):
         refuse("top needs a terminal", hint="coterie status shows the same once, top --json line by line", code=WRONG)
-    await Top(asking).run()
+    await Top(ctx).run()
     return YES
 
 
-async def _follow(look: ViewReader) -> None:
+async def _follow(reader: ViewReader) -> None:
     while True:
-        tell(as_json(await look.look(["overview", "runners"])))
+        echo(as_json(await reader.read(["overview", "runners"])))
         await asyncio.sleep(_EVERY_S)
 
 
 class Top:
     """Reads the cluster and the keys, and draws, until the user quits."""
 
-    def __init__(self, asking: ClientCommand) -> None:
-        self._asking = asking
-        self._look = viewing(asking)
+    def __init__(self, ctx: ClientCommand) -> None:
+        self._ctx = ctx
+        self._reader = view_reader(ctx)
         self._panel = Panel()
         self._view: View | None = None
         self._seen_s = 0.0
@@ -246,32 +242,32 @@ class Top:
         from rich.console import Console  # takes 100 ms: only for the live view
         from rich.live import Live
 
-        await self._see()
-        with _keys(self._read), Live(console=Console(), screen=True, auto_refresh=False) as live:
+        await self._refresh()
+        with pressed_keys(self._press), Live(console=Console(), screen=True, auto_refresh=False) as live:
             async with asyncio.TaskGroup() as group:
-                looking = group.create_task(self._keep_looking(), name="look")
+                reading = group.create_task(self._keep_reading(), name="read")
                 while not self._panel.over:
                     self._draw(live)
                     await _set_within(self._pressed, _DRAWN_S)
-                looking.cancel()
+                reading.cancel()
 
-    async def _keep_looking(self) -> None:
+    async def _keep_reading(self) -> None:
         while True:
             await _set_within(self._wanted, _EVERY_S)
             if not self._panel.paused or self._panel.page not in self._shown():
                 try:
-                    await self._see()
+                    await self._refresh()
                 except CoterieError as error:
                     self._problem = error.message
 
-    async def _see(self) -> None:
-        view = await self._look.look({"overview", self._panel.page})
+    async def _refresh(self) -> None:
+        view = await self._reader.read({"overview", self._panel.page})
         self._view, self._problem, self._seen_s = view, "", self._now_s()
         self._panel.learn(view.data["overview"])
         self._pressed.set()
 
-    def _read(self, data: bytes) -> None:
-        for key in self._decode(data):
+    def _press(self, data: bytes) -> None:
+        for key in self._decode(data or b"q"):  # the terminal is closed: quit
             self._panel.press(key)
         if self._panel.page not in self._shown():
             self._wanted.set()  # another page: at once
@@ -280,15 +276,15 @@ class Top:
     def _draw(self, live: Live) -> None:
         from rich.text import Text
 
-        assert self._view is not None, "it has looked"
+        assert self._view is not None, "it was read"
         panel = self._panel
         shown = frame(
             panel if panel.page in self._shown() else _waiting(panel, self._view),
             self._view,
-            name=self._asking.cluster.settings.name,
+            name=self._ctx.cluster.settings.name,
             age_s=self._now_s() - self._seen_s,
             problem=self._problem,
-            screen=self._asking.screen,
+            screen=self._ctx.screen,
         )
         live.update(Text.from_ansi(safe(shown), no_wrap=True, overflow="crop"), refresh=True)
 
@@ -314,20 +310,3 @@ async def _set_within(event: asyncio.Event, limit_s: float) -> None:
     except TimeoutError:
         pass
     event.clear()
-
-
-@contextmanager
-def _keys(read: Callable[[bytes], None]) -> Iterator[None]:
-    """Pass keys to a function as they are pressed, without echo; the terminal is restored afterwards."""
-    import termios
-    import tty
-
-    terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
-    before = termios.tcgetattr(terminal)
-    tty.setcbreak(terminal)
-    loop.add_reader(terminal, lambda: read(os.read(terminal, 1024) or b"q"))  # the terminal is closed: quit
-    try:
-        yield
-    finally:
-        loop.remove_reader(terminal)
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

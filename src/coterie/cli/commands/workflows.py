@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
-import msgspec
 
-from coterie.cli.client import WRONG, acts, asks, both, confirmed, fields, one_line, read_json, refuse
-from coterie.cli.noun import Noun
+from coterie.cli.client import (
+    WRONG,
+    Noun,
+    both,
+    client_command,
+    confirmable,
+    confirmed,
+    fields,
+    one_line,
+    read_json,
+    refuse,
+)
 from coterie.cli.output import as_json, plain, safe
 from coterie.durable import failure
-from coterie.kernel.serialization.codec import PLAIN
+from coterie.observe.details import decoded, token
 from coterie.storage.contracts.units import UnitStatus
 from coterie.workflows.definition import unit_of
 
@@ -40,123 +49,118 @@ def command() -> None:
 
 
 @command.command("list")
-@click.option("--status", type=click.Choice(get_args(UnitStatus)), help="Only those that stand so.")
-@click.option("--name", metavar="NAME", help="Only those of one workflow.")
+@click.option("--status", type=click.Choice(get_args(UnitStatus)), help="Only runs with this status.")
+@click.option("--name", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="How many at most.")
-@asks
-async def list_some(asking: ClientCommand, *, status: UnitStatus | None, name: str | None, limit: int) -> None:
+@client_command
+async def list_some(ctx: ClientCommand, *, status: UnitStatus | None, name: str | None, limit: int) -> None:
     """Runs, those that changed last first.
 
     \b
     Example:
       coterie workflows list --status suspended --name checkout
     """
-    found = await asking.cluster.workflows.list(status=status, name=name, limit=limit)
-    now = await asking.here.storage.now()
-    asking.answer(found, lambda: f"{asking.where}\n\n{_table(asking.screen, found, now)}")
+    found = await ctx.cluster.workflows.list(status=status, name=name, limit=limit)
+    now = await ctx.here.storage.now()
+    ctx.show(found, lambda: _table(ctx.screen, found, now))
 
 
 @command.command()
 @click.argument("run", metavar="[NAME/]ID")
-@asks
-async def show(asking: ClientCommand, run: str) -> None:
+@client_command
+async def show(ctx: ClientCommand, run: str) -> None:
     """One run: its steps, and what it waits for.
 
     \b
     Example:
       coterie workflows show checkout/order-7 --json
     """
-    row = await _found(asking, run)
-    steps = await asking.here.storage.units.steps(row.unit)
-    tokens = {each.name: _token(asking, row, each) for each in steps if _waits(each)}
-    now = await asking.here.storage.now()
+    row = await _found(ctx, run)
+    steps = await ctx.here.storage.units.steps(row.unit)
+    tokens = {each.name: token(ctx.here, row, each) for each in steps if _waits(each)}
+    now = await ctx.here.storage.now()
     value = {
         **_fields(row),
-        "payload": plain(_decoded(row.payload)),
-        "result": None if row.value is None else plain(_decoded(row.value)),
+        "payload": plain(decoded(row.payload)),
+        "result": None if row.value is None else plain(decoded(row.value)),
         "steps": [_step(each) for each in steps],
         "deferreds": tokens,
     }
-    asking.answer(value, lambda: f"{asking.where}\n\n{_shown(asking.screen, row, steps, tokens, now)}")
+    ctx.show(value, lambda: _shown(ctx.screen, row, steps, tokens, now))
 
 
 @command.command()
 @click.argument("run", metavar="[NAME/]ID")
-@acts
-@asks
-async def interrupt(asking: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> None:
-    """Have a run end, and undo what it has done.
+@confirmable
+@client_command
+async def interrupt(ctx: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> None:
+    """Interrupt a run, which then undoes what it has done.
 
     \b
     Example:
       coterie workflows interrupt checkout/order-7 --yes
     """
-    row = await _going_on(asking, run)
+    row = await _going_on(ctx, run)
     done = f"{row.steps} step{'' if row.steps == 1 else 's'} done"
     what = f"{row.name}/{row.id} ({row.status}, {done}) will be interrupted, and undo what it has done"
     if not confirmed(what, "interrupt it?", yes=yes, dry_run=dry_run):
         return
-    after = await asking.here.storage.units.interrupt(row.unit)
-    await _tell(asking, row, after, "is asked to end", "no command takes that back; start it again under another id")
+    after = await ctx.here.storage.units.interrupt(row.unit)
+    await _tell(ctx, row, after, "is being interrupted", "this cannot be undone; start it again under another id")
 
 
 @command.command()
 @click.argument("run", metavar="[NAME/]ID")
-@acts
-@asks
-async def resume(asking: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> None:
-    """Have a suspended run look now whether it can go on.
+@confirmable
+@client_command
+async def resume(ctx: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> None:
+    """Make a suspended run check now whether it can continue.
 
     \b
     Example:
       coterie workflows resume checkout/order-7 --yes
     """
-    row = await _going_on(asking, run)
-    what = f"{row.name}/{row.id} ({row.status}) will look now whether it can go on"
+    row = await _going_on(ctx, run)
+    what = f"{row.name}/{row.id} ({row.status}) will check now whether it can continue"
     if not confirmed(what, "resume it?", yes=yes, dry_run=dry_run):
         return
-    after = await asking.here.storage.units.resume(row.unit)
-    await _tell(asking, row, after, "looks whether it can go on", "if not, it is suspended again by itself")
+    after = await ctx.here.storage.units.resume(row.unit)
+    await _tell(ctx, row, after, "checks whether it can continue", "if not, it suspends itself again")
 
 
 @command.command()
 @click.argument("token")
 @click.argument("value", metavar="JSON")
-@acts
-@asks
-async def resolve(asking: ClientCommand, token: str, value: str, *, yes: bool, dry_run: bool) -> None:
-    """Give a deferred its value: whoever waits for it goes on.
+@confirmable
+@client_command
+async def resolve(ctx: ClientCommand, token: str, value: str, *, yes: bool, dry_run: bool) -> None:
+    """Resolve a deferred with a value: the work that waits for it continues.
 
     \b
     Example:
       coterie workflows resolve "$TOKEN" '{"approved": true}' --yes
     """
     given = read_json(value, what="the value", hint="""quote it for the shell: '"yes"', '{"approved": true}'""")
-    found = asking.here.tokens.read(token)
+    found = ctx.here.tokens.read(token)
     unit, name = found.unit, found.name
     what = f'deferred "{name}" of {unit.partition(":")[2]} will have the value {as_json(given)}'
     if not confirmed(what, "resolve it?", yes=yes, dry_run=dry_run):
         return
-    await asking.cluster.resolve(token, given)
+    await ctx.cluster.resolve(token, given)
     shown = safe(unit.partition(":")[2], keep="")
-    asking.answer(
+    ctx.answer(
         {"unit": unit, "name": name, "resolved": True},
-        f'resolved "{name}" of {shown}; the first value stays, no command takes it back\n'
-        f"what becomes of it: coterie workflows show {shown}",
+        f'resolved "{name}" of {shown}; the first value wins, this cannot be undone\n'
+        f"to follow it: coterie workflows show {shown}",
     )
 
 
-def _token(asking: ClientCommand, row: UnitRow, step: StepRow) -> str:
-    takes = None if step.value is None else msgspec.msgpack.decode(step.value)  # its type, until it has a value
-    return asking.here.tokens.make(row.unit, step.name, life=row.life, takes=takes)
-
-
-async def _found(asking: ClientCommand, run: str) -> UnitRow:
+async def _found(ctx: ClientCommand, run: str) -> UnitRow:
     name, slash, id_ = run.partition("/")
-    row = await asking.here.storage.units.get(unit_of(name, id_)) if slash and id_ else None
+    row = await ctx.here.storage.units.get(unit_of(name, id_)) if slash and id_ else None
     if row is not None:
         return row
-    recent = await asking.here.storage.units.list(status=None, name=None, older_s=None, most=_LOOKED_AT)
+    recent = await ctx.here.storage.units.list(status=None, name=None, older_s=None, most=_LOOKED_AT)
     same = [each for each in recent if run == each.id]
     if len(same) == 1:
         return same[0]
@@ -164,27 +168,27 @@ async def _found(asking: ClientCommand, run: str) -> UnitRow:
         several = ", ".join(f"{each.name}/{each.id}" for each in same)
         refuse(f"several runs have the id {run}", hint=f"name one: {several}", code=WRONG)
     hint = "write its workflow, too: checkout/order-7; coterie workflows list shows runs"
-    return refuse(f"there is no run {run}, or none any more", hint=hint)
+    return refuse(f"there is no run {run}, or it was deleted", hint=hint)
 
 
-async def _going_on(asking: ClientCommand, run: str) -> UnitRow:
-    row = await _found(asking, run)
+async def _going_on(ctx: ClientCommand, run: str) -> UnitRow:
+    row = await _found(ctx, run)
     if row.kind != "workflow":
-        refuse(f"{run} is durable work of a {row.kind}, no workflow", hint="it ends with its owner")
+        refuse(f"{run} is durable work of a {row.kind}, no workflow", hint="it ends with its singleton or cron")
     if row.ended_at is not None:
-        refuse(f"{row.name}/{row.id} is over: {row.status}", hint=f"coterie workflows show {row.name}/{row.id}")
+        refuse(f"{row.name}/{row.id} has ended: {row.status}", hint=f"coterie workflows show {row.name}/{row.id}")
     return row
 
 
-async def _tell(asking: ClientCommand, before: UnitRow, after: UnitRow | None, done: str, undo: str) -> None:
+async def _tell(ctx: ClientCommand, before: UnitRow, after: UnitRow | None, done: str, undo: str) -> None:
     """Print what was done, and wake the holder of the seat."""
     if after is None:
-        refuse(f"{before.name}/{before.id} is gone meanwhile")
-    await asking.here.wake(after.seat, about=after.unit, fresh=True)
+        refuse(f"{before.name}/{before.id} has been deleted meanwhile")
+    await ctx.here.wake(after.seat, about=after.unit, fresh=True)
     shown = f"{after.name}/{after.id}"
     shown = safe(shown, keep="")
-    text = f"{shown} {done}; {undo}\nwhat becomes of it: coterie workflows show {shown}"
-    asking.answer(_fields(after), text)
+    text = f"{shown} {done}; {undo}\nto follow it: coterie workflows show {shown}"
+    ctx.answer(_fields(after), text)
 
 
 def _fields(row: UnitRow) -> dict[str, Any]:
@@ -211,7 +215,7 @@ def _step(step: StepRow) -> dict[str, Any]:
         "kind": step.kind,
         "name": step.name,
         "done": step.done,
-        "result": None if step.value is None or not step.done else plain(_decoded(step.value)),
+        "result": None if step.value is None or not step.done else plain(decoded(step.value)),
         "error": None if step.error is None else failure.text_of(step.error),
         "due_at": plain(step.due_at),
     }
@@ -219,10 +223,6 @@ def _step(step: StepRow) -> dict[str, Any]:
 
 def _waits(step: StepRow) -> bool:
     return step.kind == "deferred" and not step.done
-
-
-def _decoded(data: bytes) -> Any:
-    return PLAIN.decode(data) if data else None
 
 
 def _table(screen: Screen, runs: Sequence[WorkflowInfo], now: datetime) -> str:
@@ -235,7 +235,7 @@ def _table(screen: Screen, runs: Sequence[WorkflowInfo], now: datetime) -> str:
             str(each.steps) if each.ended_at is None else "-",
             screen.time(each.started_at, now),
             screen.time(each.changed_at, now),
-            one_line(each.error) or ("-" if each.wake_at is None else f"goes on {screen.time(each.wake_at, now)}"),
+            one_line(each.error) or ("-" if each.wake_at is None else f"continues {screen.time(each.wake_at, now)}"),
         )
         for each in runs
     ]
@@ -245,7 +245,7 @@ def _table(screen: Screen, runs: Sequence[WorkflowInfo], now: datetime) -> str:
 
 
 def _status(screen: Screen, status: UnitStatus, *, interrupting: bool) -> str:
-    ending = ", asked to end" if interrupting and status in ("running", "suspended") else ""
+    ending = ", being interrupted" if interrupting and status in ("running", "suspended") else ""
     return f"{screen.glyph(_GLYPHS[status])} {status}{ending}"
 
 
@@ -253,11 +253,11 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRow], tokens: dict[
     pairs = [
         ("shard", row.seat.partition(":")[2]),
         ("version", row.version),
-        ("payload", as_json(_decoded(row.payload))),
+        ("payload", as_json(decoded(row.payload))),
         ("started", both(row.started_at, now)),
-        ("goes on", "" if row.wake_at is None else both(row.wake_at, now)),
+        ("continues", "" if row.wake_at is None else both(row.wake_at, now)),
         ("ended", "" if row.ended_at is None else both(row.ended_at, now)),
-        ("result", "" if row.value is None else as_json(_decoded(row.value))),
+        ("result", "" if row.value is None else as_json(decoded(row.value))),
         ("error", "" if row.error is None else one_line(failure.text_of(row.error))),
     ]
     head = screen.headed(f"{row.name}/{row.id}", _status(screen, row.status, interrupting=row.interrupting))
@@ -276,5 +276,5 @@ def _outcome(screen: Screen, step: StepRow, now: datetime) -> str:
         return f"waits{until}"
     if step.error is not None:
         return f"{screen.glyph('bad')} {one_line(failure.text_of(step.error))}"
-    shown = "" if step.value is None else f" {as_json(_decoded(step.value))}"
+    shown = "" if step.value is None else f" {as_json(decoded(step.value))}"
     return f"{screen.glyph('good')} done{shown}"

@@ -50,7 +50,7 @@ class DemoView:
     async def lead(self, *, after_epoch: int = 0) -> Lead:
         """Wait until a runner leads the importer at a later epoch, and has saved something; returns the leader."""
 
-        async def look() -> Lead | None:
+        async def read() -> Lead | None:
             found = {each.name: each for each in await self._cluster.singletons.list()}.get(IMPORTER)
             if found is None or found.leader is None or found.epoch <= after_epoch:
                 return None
@@ -60,7 +60,7 @@ class DemoView:
             before = [each.value["last_id"] for each in saved if each.epoch < found.epoch and not each.set_aside]
             return Lead(found.leader, found.epoch, max(before, default=0))
 
-        return await self._until(look, "somebody leads the importer")
+        return await self._until(read, "a runner leads the importer")
 
     async def shards(self) -> Mapping[ShardId, str | None]:
         """The holder of each shard."""
@@ -69,20 +69,20 @@ class DemoView:
     async def settled(self, names: Collection[str]) -> Mapping[ShardId, str | None]:
         """Wait until exactly these runners hold all shards in even shares; returns the holders."""
 
-        async def look() -> Mapping[ShardId, str | None] | None:
+        async def read() -> Mapping[ShardId, str | None] | None:
             held = await self._cluster.shards()
             share = Counter(held.values())
             even = held and share.keys() == set(names) and max(share.values()) - min(share.values()) <= 1
             return held if even else None
 
-        return await self._until(look, f"{', '.join(sorted(names))} share all shards")
+        return await self._until(read, f"{', '.join(sorted(names))} share all shards")
 
-    async def _until(self, look: Callable[[], Awaitable[T | None]], what: str) -> T:
+    async def _until(self, read: Callable[[], Awaitable[T | None]], what: str) -> T:
         try:
             async with asyncio.timeout(self._patience_s):
                 while True:
                     try:
-                        found = await look()
+                        found = await read()
                     except PersistenceError:  # a runner that froze inside a commit locks the file for a while
                         found = None
                     if found is not None:

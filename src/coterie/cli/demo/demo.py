@@ -14,7 +14,7 @@ from coterie.cli.demo.cluster_view import IMPORTER, DemoView, Stuck
 from coterie.cli.demo.load import ACCOUNTS, DepositLoad
 from coterie.cli.demo.program import Account
 from coterie.cli.demo.runners import NAME, DemoRunner
-from coterie.cli.output import Screen, lasting, tell
+from coterie.cli.output import Screen, echo, lasting, pressed_keys
 from coterie.cluster import Cluster
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.random import Random
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 PROGRAM = "coterie-demo.py"
 FILE = "coterie-demo.db"
 _RUNNERS, _RUNNERS_MOST = 3, 9
+_KEYS_MOST = 8
+"""Keys that wait for the previous action to end; more are dropped."""
 _HELP = "k kill the leader   f freeze it   p cut its network   a add a runner   d deploy (rolling)   q quit"
 _SCRIPT: tuple[tuple[str, Act], ...] = (("k", kill), ("f", freeze), ("d", deploy))
 
@@ -43,7 +45,7 @@ class Demo:
     """
 
     def __init__(self, cluster: Cluster, url: str, *, run: str) -> None:
-        self.sight = DemoView(cluster)
+        self.view = DemoView(cluster)
         self.ledger = DepositLoad(cluster, run=run)
         self.is_file = url.startswith("sqlite")
         self.is_clean = True
@@ -54,10 +56,10 @@ class Demo:
         self._url = url
         self._runners: list[DemoRunner] = []
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print one line, with the time."""
         now = to_datetime(SystemClock().wall_ns()).astimezone()
-        tell(f"  {now:%H:%M:%S}.{now.microsecond // 1000:03}  {text.replace('★', self.screen.glyph('lead'))}")
+        echo(f"  {now:%H:%M:%S}.{now.microsecond // 1000:03}  {text.replace('★', self.screen.glyph('lead'))}")
 
     def names(self) -> list[str]:
         """The names of the running runners."""
@@ -104,40 +106,40 @@ async def demo(url: str | None, *, script: bool) -> int:
     shown = FILE if url is None else redacted_url(url)
     is_new, made = url is None and not Path(FILE).exists(), write_program(Path(PROGRAM))  # noqa: ASYNC240 at first
     what = f"one file ({FILE}), nothing to install" if url is None else f"on {shown}"
-    tell(f"coterie demo: three runners on this machine, {what}\n")
+    echo(f"coterie demo: three runners on this machine, {what}\n")
     cluster = Cluster(place, name=NAME)
     cluster.entity(Account)
     async with cluster.connect():
-        stage = Demo(cluster, place, run=f"{Random().between(0, 1):.8f}"[2:])
+        demo = Demo(cluster, place, run=f"{Random().between(0, 1):.8f}"[2:])
         done = "created" if is_new else "found, with what is in it" if url is None else "is ready"
-        _tick(stage, "database", f"{shown} {done}", _now_s() - began_s)
-        async with _opened(stage):
-            _introduce(stage, made=made)
-            lead, rows = await stage.sight.lead(), await stage.sight.rows()
-            star = stage.screen.glyph("lead")
-            tell(f"\n  {star} {IMPORTER} leads on {lead.runner}, epoch {lead.epoch}, imported {rows:,} rows\n")
-            counts = await (_play(stage) if script else _obey(stage))
-            counts.append(await stage.ledger.check(everything=True))
-            await stage.leave()
-    return _verdict(stage, counts, shown if url is None else None)
+        _tick(demo, "database", f"{shown} {done}", _now_s() - began_s)
+        async with _opened(demo):
+            _introduce(demo, made=made)
+            lead, rows = await demo.view.lead(), await demo.view.rows()
+            star = demo.screen.glyph("lead")
+            echo(f"\n  {star} {IMPORTER} leads on {lead.runner}, epoch {lead.epoch}, imported {rows:,} rows\n")
+            counts = await (_play(demo) if script else _obey(demo))
+            counts.append(await demo.ledger.check(everything=True))
+            await demo.leave()
+    return _verdict(demo, counts, shown if url is None else None)
 
 
 @asynccontextmanager
-async def _opened(stage: Demo) -> AsyncIterator[None]:
+async def _opened(demo: Demo) -> AsyncIterator[None]:
     """Runners and load, until the block ends; then none of them runs any more."""
     try:
         began_s = _now_s()
-        await asyncio.gather(*(stage.add_runner() for _ in range(_RUNNERS)))
+        await asyncio.gather(*(demo.add_runner() for _ in range(_RUNNERS)))
         joined_s = _now_s()
-        _tick(stage, "runners", f"{'  '.join(stage.names())} joined", joined_s - began_s)
-        share = Counter((await stage.sight.settled(stage.names())).values())
-        shares = " / ".join(str(share[name]) for name in stage.names())
-        _tick(stage, "shards", f"{share.total()} shards owned: {shares}", _now_s() - joined_s)
-        stage.ledger.start()
-        _tick(stage, "work", f'{ACCOUNTS:,} accounts, singleton "{IMPORTER}", cron "heartbeat" every 10s')
+        _tick(demo, "runners", f"{'  '.join(demo.names())} joined", joined_s - began_s)
+        share = Counter((await demo.view.settled(demo.names())).values())
+        shares = " / ".join(str(share[name]) for name in demo.names())
+        _tick(demo, "shards", f"{share.total()} shards owned: {shares}", _now_s() - joined_s)
+        demo.ledger.start()
+        _tick(demo, "work", f'{ACCOUNTS:,} accounts, singleton "{IMPORTER}", cron "heartbeat" every 10s')
         yield
     finally:
-        await stage.close()
+        await demo.close()
 
 
 def write_program(path: Path) -> bool:
@@ -148,58 +150,63 @@ def write_program(path: Path) -> bool:
     return True
 
 
-def _introduce(stage: Demo, *, made: bool) -> None:
+def _introduce(demo: Demo, *, made: bool) -> None:
     lines = len(Path(PROGRAM).read_text("utf-8").splitlines())
     about = f"{lines} lines" if made else f"{lines} lines, as it was here"
-    served = min((each.served or "" for each in stage.living()), key=lambda url: (len(url), url))
-    tell(f"\n  {'health':<11}  {served}/health")
-    tell(f"  {'source':<11}  {PROGRAM}, {about}: read it, change it, coterie run {PROGRAM}")
+    served = min((each.served or "" for each in demo.living()), key=lambda url: (len(url), url))
+    echo(f"\n  {'page':<11}  {served}/")
+    echo(f"  {'source':<11}  {PROGRAM}, {about}: read it, change it, coterie run {PROGRAM}")
 
 
-async def _play(stage: Demo) -> list[DepositCount]:
+async def _play(demo: Demo) -> list[DepositCount]:
     """Without a terminal: kill, freeze, deploy."""
     counts = []
     for key, act in _SCRIPT:
-        tell(key)
-        counts.append(await act(stage))
+        echo(key)
+        counts.append(await act(demo))
     return counts
 
 
-async def _obey(stage: Demo) -> list[DepositCount]:
+async def _obey(demo: Demo) -> list[DepositCount]:
     """By the keys of the terminal, until q."""
-    from coterie.cli.demo.keyboard import keys
-
     counts: list[DepositCount] = []
-    tell(f"  {_HELP}\n")
-    with keys() as pressed:
+    pressed: asyncio.Queue[str] = asyncio.Queue(_KEYS_MOST)
+
+    def press(data: bytes) -> None:
+        for key in data.decode(errors="replace") or [""]:
+            if not pressed.full():
+                pressed.put_nowait(key)
+
+    echo(f"  {_HELP}\n")
+    with pressed_keys(press):
         while (key := (await pressed.get()).lower()) not in ("q", ""):
             if key not in ACTS:
-                tell(f"  {_HELP}")
+                echo(f"  {_HELP}")
                 continue
-            tell(key)
+            echo(key)
             try:
-                counts.append(await ACTS[key](stage))
+                counts.append(await ACTS[key](demo))
             except Stuck as error:
-                stage.say(f"{stage.screen.glyph('bad')} {error}")
-                stage.is_stuck = True
-    tell("q")
+                demo.log(f"{demo.screen.glyph('bad')} {error}")
+                demo.is_stuck = True
+    echo("q")
     return counts
 
 
-def _verdict(stage: Demo, counts: list[DepositCount], file: str | None) -> int:
+def _verdict(demo: Demo, counts: list[DepositCount], file: str | None) -> int:
     last = counts[-1]
-    wrong = stage.is_stuck or not stage.is_clean or not all(count.is_right for count in counts)
-    glyph = stage.screen.glyph("bad" if wrong else "good")
-    left = "all runners left cleanly" if stage.is_clean else "not all runners left cleanly"
-    tell(f"\n  {glyph} {last.deposits:,} deposits: {last}; {left}")
+    wrong = demo.is_stuck or not demo.is_clean or not all(count.is_right for count in counts)
+    glyph = demo.screen.glyph("bad" if wrong else "good")
+    left = "all runners left cleanly" if demo.is_clean else "not all runners left cleanly"
+    echo(f"\n  {glyph} {last.deposits:,} deposits: {last}; {left}")
     files = PROGRAM if file is None else f"{PROGRAM}, and {file} with its leases beside it ({file}-leases)"
-    tell(f"  left here: {files}")
+    echo(f"  left here: {files}")
     return 1 if wrong else 0
 
 
-def _tick(stage: Demo, what: str, text: str, took_s: float | None = None) -> None:
+def _tick(demo: Demo, what: str, text: str, took_s: float | None = None) -> None:
     took = "" if took_s is None else lasting(took_s)
-    tell(f"  {stage.screen.glyph('good')} {what:<9}  {text:<60}  {took}".rstrip())
+    echo(f"  {demo.screen.glyph('good')} {what:<9}  {text:<60}  {took}".rstrip())
 
 
 def _now_s() -> float:

@@ -42,7 +42,9 @@ class DemoRunner:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 open while the runner runs
         self._env, self._network = _network(url)
         self._env |= {"COTERIE_NAME": NAME, "COTERIE_RUNNER_NAME": self.name}
-        self._worker = Worker(program, number=number, heard=self._heard, env=self._env, output=self._output.fileno())
+        self._worker = Worker(
+            program, number=number, on_event=self._on_event, env=self._env, output=self._output.fileno()
+        )
         self._joined = asyncio.Event()
         self._tasks = Tasks(self.name)
         self._life: asyncio.Task[int] | None = None
@@ -126,7 +128,7 @@ class DemoRunner:
         self._network.refuse()  # as the port of a dead process does
         return code
 
-    def _heard(self, _: Event) -> None:
+    def _on_event(self, _: Event) -> None:
         if self._worker.joined is not None:
             self._joined.set()
 

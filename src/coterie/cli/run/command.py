@@ -11,7 +11,7 @@ import click
 
 from coterie import main
 from coterie.cli.client import WRONG, refuse
-from coterie.cli.run.console import Console, be_heard
+from coterie.cli.run.console import Console, log_to_console
 from coterie.cli.run.load import load, parse
 from coterie.cli.run.reporter import Reporter, WorkerReporter, shown_database
 from coterie.settings.parsers import split_address
@@ -25,12 +25,14 @@ _URL, _HTTP, _NAME = "COTERIE_URL", "COTERIE_HTTP_LISTEN", "COTERIE_RUNNER_NAME"
 
 @click.command()
 @click.argument("target")
-@click.option("--workers", type=click.IntRange(1, 256), help="So many runners, each in a process of its own.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Where probes and health are; workers take the next ones.")
+@click.option("--workers", type=click.IntRange(1, 256), help="Run this many runners, each in a process of its own.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port of probes and health; further workers use the next ports."
+)
 @click.option("--reload", is_flag=True, help="Drain and start again when the program's files change.")
 @click.option("--url", metavar="URL", help="The database (default: COTERIE_URL, else ./coterie.db).")
 @click.option("--no-wait", is_flag=True, help="Refuse a database that cannot be reached, instead of waiting for it.")
-@click.option("--worker", hidden=True, help="Which worker it is, and the socket to whoever started it.")
+@click.option("--worker", hidden=True, help="The number of this worker, and its socket to the process that started it.")
 def command(
     target: str,
     workers: int | None,
@@ -42,10 +44,10 @@ def command(
 ) -> int:
     """Run runners of app.py or package.module:cluster.
 
-    Without --workers and --reload the runner is this process. Ctrl-C and SIGTERM drain it: what runs may end, all
-    else is handed over. A second one, half a second later or more, ends it at once.
+    Without --workers and --reload the runner is this process. Ctrl-C and SIGTERM drain it: running work may finish,
+    everything else is handed over. A second signal, half a second later or more, ends it at once.
 
-    A database server that cannot be reached yet is waited for.
+    Waits for a database server that cannot be reached yet.
 
     \b
     Example:
@@ -69,13 +71,13 @@ def command(
 
 
 def _run_here(place: Target, *, url: str | None, port: int | None, wait: bool) -> int:
-    loaded, voice = load(place), Console()
+    loaded, console = load(place), Console()
     _refuse_vain_options(loaded, url=url, port=port)
     if loaded.cluster.settings.log_format == "json":  # for programs: everything is in the log
-        loaded.cluster.run(wait=wait)
+        loaded.cluster._run(wait=wait)
     else:
-        be_heard(voice)
-        loaded.cluster.run(teller=Reporter(loaded, voice.hear), wait=wait)
+        log_to_console(console)
+        loaded.cluster._run(reporter=Reporter(loaded, console.on_event), wait=wait)
     return 0
 
 
@@ -84,12 +86,12 @@ def _work(place: Target, worker: str, *, wait: bool) -> int:
     loaded = load(place)
     _refuse_memory(loaded)
     if loaded.cluster.settings.log_format == "json":
-        main.be_heard(loaded.cluster.settings)
+        main.configure_logs(loaded.cluster.settings)
     else:
-        be_heard(Console())
+        log_to_console(Console())
     with socket.socket(fileno=int(line)) as opened:
         opened.set_inheritable(False)
-        loaded.cluster.run(teller=WorkerReporter(loaded, opened), number=int(number), wait=wait)
+        loaded.cluster._run(reporter=WorkerReporter(loaded, opened), number=int(number), wait=wait)
     return 0
 
 

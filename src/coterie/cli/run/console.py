@@ -55,7 +55,7 @@ class Console:
         self._next_s = 0.0
         self._waiting_s = 0.0
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Print an event for people."""
         match event:
             case Waits():
@@ -65,15 +65,15 @@ class Console:
                 self._announce(event)
             case RunnerJoined():
                 at = f", {event.served}" if event.served and self._workers else ""
-                self.say(f"joined, {event.shards} shards owned{at}", who=event.runner)
+                self.line(f"joined, {event.shards} shards owned{at}", who=event.runner)
             case ShardsOwned():
                 if not self._is_draining:
-                    self.say(f"{event.shards} shards owned", who=event.runner)
+                    self.line(f"{event.shards} shards owned", who=event.runner)
             case LeadershipBegan():
-                self.say(f"{self._star} {event.singleton}: leader, epoch {event.epoch}", who=event.runner)
+                self.line(f"{self._star} {event.singleton}: leader, epoch {event.epoch}", who=event.runner)
             case LeadershipEnded():
                 if not self._is_draining:
-                    self.say(f"{event.singleton}: no longer leader", who=event.runner)
+                    self.line(f"{event.singleton}: no longer leader", who=event.runner)
             case RunnerDraining():
                 self._drains[event.runner] = event
                 if not self._workers:
@@ -85,7 +85,7 @@ class Console:
                 if not self._workers:
                     self.end_drain(event.took_s)
 
-    def say(self, text: str, *, who: str = "") -> None:
+    def line(self, text: str, *, who: str = "") -> None:
         """Print one line, with the time."""
         self._close()
         if self._as_json:
@@ -100,7 +100,7 @@ class Console:
             return
         self._waiting_s = _now_s() + _SAID_EVERY_S
         how = f"still waiting after {lasting(event.waited_s)}" if event.waited_s >= 1 else "waiting for it"
-        self.say(f"! {event.problem}: {how} (--no-wait refuses instead)")
+        self.line(f"! {event.problem}: {how} (--no-wait refuses instead)")
 
     def _announce(self, found: ProgramLoaded) -> None:
         if self._has_announced:
@@ -109,7 +109,7 @@ class Console:
         if self._as_json:
             for line in announcement(found, workers=self._workers):
                 if line:
-                    self.say(" ".join(line.split()))
+                    self.line(" ".join(line.split()))
             return
         for line in announcement(found, workers=self._workers):
             print(safe(line, keep=""), file=sys.stderr)
@@ -125,7 +125,7 @@ class Console:
         if self._is_terminal and not self._as_json:
             print(f"  {text}", file=sys.stderr, flush=True)  # behind the ^C that the terminal shows
         else:
-            self.say(text)
+            self.line(text)
 
     def end_drain(self, took_s: float, *, failed: Sequence[str] = ()) -> None:
         """Print how the drain ended, and reset its state."""
@@ -143,7 +143,7 @@ class Console:
 
     def _put(self, text: str) -> None:
         if not self._is_terminal or self._as_json:
-            self.say(text)
+            self.line(text)
             return
         print(f"\r\x1b[K    {safe(text)}", end="", file=sys.stderr, flush=True)
         self._open = True
@@ -164,37 +164,37 @@ _LINES = TextLine("%(message)s", fields=False)
 class ConsoleOptions(logging.Handler):
     """Prints warnings of coterie, for programs without a logging configuration."""
 
-    def __init__(self, voice: Console) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
-        self._voice = voice
+        self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print it as a line among the others."""
         mark = "!" if record.levelno < logging.ERROR else "error:"
-        self._voice.say(f"{mark} {self.format(record)}")
+        self._console.line(f"{mark} {self.format(record)}")
 
     def format(self, record: logging.LogRecord) -> str:
         """The message on one line, then the traceback, so that neither looks like another event."""
         return _LINES.format(record)
 
 
-def be_heard(voice: Console) -> None:
+def log_to_console(console: Console) -> None:
     """Print warnings, unless the program has configured logging."""
     log = logging.getLogger("coterie")
     if not log.hasHandlers():
-        log.addHandler(ConsoleOptions(voice))
+        log.addHandler(ConsoleOptions(console))
 
 
 def announcement(found: ProgramLoaded, *, workers: int = 0) -> list[str]:
     """The program, its definitions and its settings, printed before anything happens."""
     who = f"{workers} workers" if workers > 1 else f"runner {found.runner}"
-    served = "off" if found.served is None else f"{found.served}/health"
+    served = "off" if found.served is None else f"{found.served}/" if found.has_page else f"{found.served}/health"
     about = "http_listen is off" if found.served is None else "probes /live /ready /startup, metrics /metrics"
     moved = "" if found.moved_from is None else f" (port {found.moved_from} is taken)"
     rows = [
         ("app", found.app, found.defines),
         ("database", found.database, found.database_from),
-        ("health", served, about + moved),
+        ("page" if found.has_page else "health", served, about + moved),
     ]
     wide = max(_WIDE, *(len(value) + 2 for _, value, _ in rows))
     lines = [f"  {name:<11}{value:<{wide}}{note}" for name, value, note in rows]
@@ -220,9 +220,9 @@ def left_line(lefts: Sequence[RunnerLeft], took_s: float, *, failed: Sequence[st
     if given == shards and not failed:
         handed = f"{given} shards handed over, {returned} messages returned to storage"
         return f"left cleanly in {lasting(took_s)}: {handed}"
-    kept = f"; {shards - given} are taken over when the lease has run out" if given < shards else ""
-    told = f"; {', '.join(failed)}" if failed else ""
-    return f"left after {lasting(took_s)}: {given} of {shards} shards handed over{kept}{told}"
+    kept = f"; {shards - given} are taken over when the lease has expired" if given < shards else ""
+    exits = f"; {', '.join(failed)}" if failed else ""
+    return f"left after {lasting(took_s)}: {given} of {shards} shards handed over{kept}{exits}"
 
 
 def _as_json(text: str, who: str) -> str:

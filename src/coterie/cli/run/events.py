@@ -22,7 +22,9 @@ class ProgramLoaded(msgspec.Struct, tag="found", frozen=True, kw_only=True):
     database_from: str
     """The source of the URL, and how to change it."""
     served: str | None
-    """The URL of probes and health; None: they are not served."""
+    """The URL of the page, probes and health; None: they are not served."""
+    has_page: bool = True
+    """Whether there is the page: see the setting `web`."""
     moved_from: int | None
     """The requested port, if it was in use."""
     drain_s: float

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from coterie.cli.client import WRONG, refuse
-from coterie.cli.output import tell
+from coterie.cli.output import echo
 from coterie.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _module_of_name(target: Target) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{target.place}.".startswith(f"{error.name}."):
             _blame(target, error)  # it exists, and one of its own imports is missing
-        hint = f"it is looked for from {Path.cwd()} on; {_FORMS}"
+        hint = f"it is searched for from {Path.cwd()}; {_FORMS}"
         refuse(f"there is no module {target.place}", hint=hint, code=WRONG)
     except Exception as error:  # noqa: BLE001 whatever a program may raise
         _blame(target, error)
@@ -146,7 +146,7 @@ def _blame(target: Target, error: Exception) -> NoReturn:
     stack = error.__traceback__
     while stack is not None and _is_ours(stack.tb_frame.f_code.co_filename):
         stack = stack.tb_next
-    tell("".join(traceback.format_exception(error.with_traceback(stack))), err=True, nl=False)
+    echo("".join(traceback.format_exception(error.with_traceback(stack))), err=True, nl=False)
     refuse(f"{target.place} cannot be loaded: {type(error).__name__}", hint="the lines above say where", code=WRONG)
 
 

@@ -44,31 +44,32 @@ class Reporter:
 
     Args:
         loaded: Its program.
-        tell: Called with each event.
+        report: Called with each event.
     """
 
-    def __init__(self, loaded: LoadedProgram, tell: Callable[[Event], None]) -> None:
+    def __init__(self, loaded: LoadedProgram, report: Callable[[Event], None]) -> None:
         self._loaded = loaded
-        self._tell = tell
+        self._report = report
         self._served: str | None = None
 
     def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
         """It cannot start yet."""
-        self._tell(Waits(runner=runner.name, problem=problem, waited_s=waited_s))
+        self._report(Waits(runner=runner.name, problem=problem, waited_s=waited_s))
 
     def announce(self, runner: Runner, beside: SideService | None) -> None:
         """It is registered."""
         settings = runner.settings
         self._served = None if beside is None else beside.url
-        self._tell(
+        self._report(
             ProgramLoaded(
                 runner=runner.name,
                 cluster=settings.name,
                 app=self._loaded.shown,
-                defines=counted(self._loaded.cluster.defined()),
+                defines=counted(self._loaded.cluster._program.names()),
                 database=shown_database(settings),
                 database_from=_origin(settings),
                 served=self._served,
+                has_page=runner.settings.web != "off",
                 moved_from=None if beside is None else beside.moved_from,
                 drain_s=settings.drain.total_seconds(),
                 log_format=settings.log_format,
@@ -80,22 +81,22 @@ class Reporter:
         with suppress(CoterieError):  # it is stopped before it was ready
             await runner.ready()
             shards = len(_shards(runner.seats))
-            self._tell(RunnerJoined(runner=runner.name, shards=shards, served=self._served))
-            await self._look_again_and_again(runner, shards)
+            self._report(RunnerJoined(runner=runner.name, shards=shards, served=self._served))
+            await self._report_shards(runner, shards)
 
-    async def _look_again_and_again(self, runner: Runner, told: int) -> None:
+    async def _report_shards(self, runner: Runner, reported: int) -> None:
         led: dict[str, int] = {}
-        before = told
+        before = reported
         while True:
             shards, leads = len(_shards(runner.seats)), _led(runner)
-            if shards == before != told:  # they have stopped moving
-                self._tell(ShardsOwned(runner=runner.name, shards=shards))
-                told = shards
+            if shards == before != reported:  # they have stopped moving
+                self._report(ShardsOwned(runner=runner.name, shards=shards))
+                reported = shards
             for name in led.keys() - leads.keys():
-                self._tell(LeadershipEnded(runner=runner.name, singleton=name))
+                self._report(LeadershipEnded(runner=runner.name, singleton=name))
             for name, epoch in leads.items():
                 if led.get(name) != epoch:
-                    self._tell(LeadershipBegan(runner=runner.name, singleton=name, epoch=epoch))
+                    self._report(LeadershipBegan(runner=runner.name, singleton=name, epoch=epoch))
             before, led = shards, leads
             await asyncio.sleep(_LOOK_S)
 
@@ -107,7 +108,7 @@ class Reporter:
         """It is still draining."""
         shards = len(_shards(drain.held))
         calls, oldest_s = _in_flight(drain.runner)
-        self._tell(
+        self._report(
             RunnerDraining(
                 runner=drain.runner.name,
                 shards=shards,
@@ -121,9 +122,9 @@ class Reporter:
     def left(self, drain: Drain) -> None:
         """It has drained and deregistered."""
         shards, host = len(_shards(drain.held)), drain.runner.calling.host
-        returned = 0 if host is None or host.deliveries is None else host.deliveries.returned
+        returned = 0 if host is None or host.inbox is None else host.inbox.returned
         given = shards - len(_shards(drain.kept))
-        self._tell(
+        self._report(
             RunnerLeft(runner=drain.runner.name, shards=shards, given=given, took_s=drain.spent_s, returned=returned)
         )
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.cli.client import REPLACED, WRONG
 from coterie.cli.output import lasting
 from coterie.cli.run.console import Console
-from coterie.cli.run.reload import Watched
 from coterie.cli.run.worker import Worker, ending
 from coterie.errors import CoterieError
 from coterie.kernel.random import Random
@@ -37,6 +38,10 @@ _WELL_S = 10.0
 _SPARE_S = 2.0
 """Added to what a worker itself needs to end tasks that hang: one that is frozen even then is killed."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WATCH_S = 0.5
+_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
+_FILES_MOST = 10_000
+"""A folder with more is not that of a program: further files are ignored."""
 
 
 async def supervise(
@@ -68,9 +73,9 @@ class WorkerSupervisor:
     """The workers of one command."""
 
     def __init__(self, text: str, *, workers: int, wait: bool, env: Callable[[int], Mapping[str, str]]) -> None:
-        self.voice = Console(workers=workers, as_json=_wants_json())
+        self.console = Console(workers=workers, as_json=_wants_json())
         self._workers = [
-            Worker(text, number=number, heard=self.voice.hear, wait=wait, env=env(number))
+            Worker(text, number=number, on_event=self.console.on_event, wait=wait, env=env(number))
             for number in range(1, workers + 1)
         ]
         self._chance = Random()
@@ -85,7 +90,7 @@ class WorkerSupervisor:
         if self._asked is not None and now_s - self._asked_s < ONE_S:
             return
         if self._asked is not None:
-            self.voice.say("a second signal, so it ends at once")
+            self.console.line("a second signal: ending at once")
             self._kill()
         else:
             self._asked, self._asked_s = number, now_s
@@ -112,7 +117,7 @@ class WorkerSupervisor:
                 code = await self.run()
                 if not self._was_asked() and not changes.done():  # it cannot work as it is
                     self._stopping.clear()
-                    self.voice.say("waiting for a change of its files")
+                    self.console.line("waiting for its files to change")
                     await self._stopping.wait()
             finally:
                 await tasks.stop()
@@ -125,7 +130,7 @@ class WorkerSupervisor:
         return self._asked is not None
 
     async def _stop_when_changed(self, watched: Watched) -> None:
-        self.voice.say(f"{await watched.changed()} changed: draining and starting again")
+        self.console.line(f"{await watched.changed()} changed: draining and starting again")
         self._stopping.set()
 
     async def _keep(self, worker: Worker) -> int:
@@ -136,7 +141,7 @@ class WorkerSupervisor:
             try:
                 code = await worker.live()
             except OSError as error:  # no process, no pipe, no memory: as if it had died at once
-                self.voice.say(f"{worker.name} could not be started: {error}")
+                self.console.line(f"{worker.name} could not be started: {error}")
                 code = 1
             has_worked = has_worked or worker.joined is not None
             if self._stopping.is_set():
@@ -149,7 +154,7 @@ class WorkerSupervisor:
                 return code
             failures = 1 if loop.time() - began_s > _WELL_S else min(failures + 1, _PAUSES.attempts - 1)
             pause_s = _PAUSES.delay_s(failures, self._chance) or 0.0
-            self.voice.say(f"{worker.name} {ending(code)}: another one is started in {lasting(pause_s)}")
+            self.console.line(f"{worker.name} {ending(code)}: restarting it in {lasting(pause_s)}")
             if await self._stops_within(pause_s):
                 return 0  # it was not restarted, and holds nothing
 
@@ -169,7 +174,7 @@ class WorkerSupervisor:
         began_s, limit_s = loop.time(), self._drain_s()
         is_said = any(each.lives and each.joined is not None for each in self._workers)
         if is_said:
-            self.voice.begin_drain(limit_s)
+            self.console.begin_drain(limit_s)
         for each in self._workers:
             each.send(signal.SIGTERM)
         try:
@@ -182,7 +187,7 @@ class WorkerSupervisor:
             failed = [
                 f"{worker.name} {ending(code)}" for worker, code in zip(self._workers, codes, strict=True) if code
             ]
-            self.voice.end_drain(loop.time() - began_s, failed=failed)
+            self.console.end_drain(loop.time() - began_s, failed=failed)
 
     def _drain_s(self) -> float:
         return max((each.found.drain_s for each in self._workers if each.found is not None), default=0.0)
@@ -203,3 +208,42 @@ def _wants_json() -> bool:
         return Settings.load({}).log_format == "json"
     except CoterieError:
         return False  # the workers report what is wrong
+
+
+class Watched:
+    """The Python files under a folder. Polled: `--reload` is for development, and needs no dependency for that.
+
+    Args:
+        folder: The folder of the program. Hidden folders in it and virtual environments are left out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen = self._read()
+
+    async def changed(self) -> str:
+        """Wait until files were changed, added or deleted since the last call; returns one, and how many more."""
+        while (now := self._read()) == self._seen:  # noqa: ASYNC110 polls on purpose
+            await asyncio.sleep(WATCH_S)
+        changes = sorted(str(path.relative_to(self._folder)) for path, _ in now.items() ^ self._seen.items())
+        names = list(dict.fromkeys(changes))
+        self._seen = now
+        return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+    def _read(self) -> dict[Path, int]:
+        found: dict[Path, int] = {}
+        for folder, inner, files in os.walk(self._folder):
+            here = Path(folder)
+            inner[:] = [name for name in inner if _is_watched(here / name)]
+            for name in files:
+                if name.endswith(".py") and len(found) < _FILES_MOST:
+                    try:
+                        found[here / name] = (here / name).stat().st_mtime_ns
+                    except OSError:
+                        continue  # deleted meanwhile
+        return found
+
+
+def _is_watched(folder: Path) -> bool:
+    hidden = folder.name.startswith(".") or folder.name in _SKIPPED
+    return not hidden and not (folder / "pyvenv.cfg").exists()

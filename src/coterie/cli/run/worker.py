@@ -26,7 +26,7 @@ class Worker:
     Args:
         target: The program, as on the command line.
         number: Its number, from 1 on.
-        heard: Called with each event.
+        on_event: Called with each event.
         wait: Whether it waits for a database that cannot be reached yet.
         env: Variables of its own.
         output: Where its stdout and stderr go; None: where ours do.
@@ -40,7 +40,7 @@ class Worker:
         target: str,
         *,
         number: int,
-        heard: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         wait: bool = True,
         env: Mapping[str, str] | None = None,
         output: int | None = None,
@@ -50,7 +50,7 @@ class Worker:
         self.joined: RunnerJoined | None = None
         """Events of its current process."""
         self._target = target
-        self._heard = heard
+        self._on_event = on_event
         self._options = () if wait else ("--no-wait",)
         self._env = env or {}
         self._output = output
@@ -104,13 +104,13 @@ class Worker:
     async def _listen(self, line: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=line, limit=_LINE_MOST_BYTES)
         try:
-            while told := await reader.readline():
-                event = decode(told)
+            while text := await reader.readline():
+                event = decode(text)
                 if isinstance(event, ProgramLoaded):
                     self.found = event
                 elif isinstance(event, RunnerJoined):
                     self.joined = event
-                self._heard(event)
+                self._on_event(event)
         except ConnectionError:
             pass  # it was killed
         finally:

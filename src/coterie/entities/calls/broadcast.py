@@ -13,17 +13,17 @@ from coterie.entities.calls.wire import (
     Broadcast,
     BroadcastReply,
     decode_broadcast,
-    decode_told,
+    decode_broadcast_reply,
     encode,
     read_failure,
     read_marked,
 )
-from coterie.entities.host.work import Work
+from coterie.entities.host.work import LATER, Work
 from coterie.errors import CoterieError, MalformedMessage, PersistenceError, RunnerUnavailable
 from coterie.kernel.service import Tasks
 from coterie.ownership.directory import peer_of
+from coterie.transport.interface import Route
 from coterie.transport.protocol import FailureFrame, pack_error, read_error
-from coterie.transport.routes import Route
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -94,18 +94,18 @@ class Broadcasts:
     async def _ask(self, runner: RunnerRow, broadcast: Broadcast, rpc: Rpc, replies: Replies[Any]) -> None:
         try:
             async with asyncio.timeout(broadcast.within_s):
-                async for told in self._answers(runner, broadcast, rpc):
-                    _sort_in(told, rpc, replies)
+                async for reply in self._answers(runner, broadcast, rpc):
+                    _sort_in(reply, rpc, replies)
         except (CoterieError, TimeoutError):
             replies.silent.append(runner.name)
 
     async def _answers(self, runner: RunnerRow, broadcast: Broadcast, rpc: Rpc) -> AsyncGenerator[BroadcastReply, None]:
         calling = self._calling
         if runner.id == calling.here.incarnation:
-            async for told in self._here(broadcast):
-                yield told
+            async for reply in self._here(broadcast):
+                yield reply
             return
-        items = calling.open_wires().stream(
+        items = calling.open_transport().stream(
             peer_of(runner),
             Route.BROADCAST,
             encode(broadcast),
@@ -114,7 +114,7 @@ class Broadcasts:
         )
         try:
             async for item in items:
-                yield decode_told(item)
+                yield decode_broadcast_reply(item)
         finally:
             await items.aclose()
 
@@ -141,8 +141,8 @@ class Broadcasts:
 
     async def _answer(self, request: Request, broadcast: Broadcast) -> None:
         try:
-            async for told in self._here(broadcast):
-                await request.send(encode(told))
+            async for reply in self._here(broadcast):
+                await request.send(encode(reply))
         except RunnerUnavailable:
             return  # the reader is gone
         request.end()
@@ -158,29 +158,27 @@ class Broadcasts:
             host.deliver(work)
         try:
             for _ in works:
-                if (told := await answers.get()) is not None:
-                    yield told
+                if (reply := await answers.get()) is not None:
+                    yield reply
         finally:
             for work in works:
-                if not work.is_told:
+                if not work.is_answered:
                     host.cancel(work)
 
     def _work(
         self, broadcast: Broadcast, entity_id: str, answers: asyncio.Queue[BroadcastReply | None]
     ) -> BroadcastCall:
         within_s = broadcast.within_s * _HANDLERS_SHARE
-        message_id = self._calling.ids.draw()
         return BroadcastCall(
-            broadcast.entity_type,
-            entity_id,
-            broadcast.method,
-            broadcast.payload,
-            asyncio.get_running_loop().time() + within_s,
-            within_s,
-            message_id,
-            broadcast.chain,
-            None,
-            broadcast.trace_id,
+            entity_type=broadcast.entity_type,
+            entity_id=entity_id,
+            method=broadcast.method,
+            payload=broadcast.payload,
+            deadline_s=asyncio.get_running_loop().time() + within_s,
+            within_s=within_s,
+            message_id=self._calling.ids.draw(),
+            chain=broadcast.chain,
+            trace_id=broadcast.trace_id,
             answers=answers,
         )
 
@@ -188,22 +186,22 @@ class Broadcasts:
 class BroadcastCall(Work, eq=False):
     """The call of one entity in a broadcast."""
 
-    answers: Any = None  # an `asyncio.Queue[BroadcastReply | None]`
-    is_told: bool = False
+    answers: asyncio.Queue[BroadcastReply | None] = LATER
+    is_answered: bool = False
 
     def reply(self, body: bytes) -> None:
-        self._tell(BroadcastReply(self.entity_id, body))
+        self._answer(BroadcastReply(self.entity_id, body))
 
     def failed(self, failure: bytes) -> None:
-        self._tell(BroadcastReply(self.entity_id, FAILED + failure))
+        self._answer(BroadcastReply(self.entity_id, FAILED + failure))
 
     def refuse(self, error: CoterieError) -> None:
         code, facts = pack_error(error)
-        self._tell(BroadcastReply(self.entity_id, b"", code, facts))
+        self._answer(BroadcastReply(self.entity_id, b"", code, facts))
 
     def not_mine(self) -> None:
         """It was deactivated meanwhile, and is no longer active here."""
-        self._tell(None)
+        self._answer(None)
 
     async def send(self, item: bytes) -> None:
         """The caller's class has a plain method where ours has a stream."""
@@ -213,22 +211,22 @@ class BroadcastCall(Work, eq=False):
 
     def end(self) -> None:
         """Refused: see `send`."""
-        if not self.is_told:
+        if not self.is_answered:
             self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
-    def _tell(self, told: BroadcastReply | None) -> None:
-        self.is_told = True
-        self.answers.put_nowait(told)
+    def _answer(self, reply: BroadcastReply | None) -> None:
+        self.is_answered = True
+        self.answers.put_nowait(reply)
 
 
-def _sort_in(told: BroadcastReply, rpc: Rpc, replies: Replies[Any]) -> None:
-    if told.code:
-        replies.errors[told.entity_id] = read_error(FailureFrame(0, told.code, told.facts))
-    elif told.body[:1] == bytes([MARK]):
-        failure = read_marked(told.body)
-        replies.errors[told.entity_id] = read_failure(failure if isinstance(failure, bytes) else b"", rpc.errors)
+def _sort_in(reply: BroadcastReply, rpc: Rpc, replies: Replies[Any]) -> None:
+    if reply.code:
+        replies.errors[reply.entity_id] = read_error(FailureFrame(0, reply.code, reply.facts))
+    elif reply.body[:1] == bytes([MARK]):
+        failure = read_marked(reply.body)
+        replies.errors[reply.entity_id] = read_failure(failure if isinstance(failure, bytes) else b"", rpc.errors)
     else:
         try:
-            replies.values[told.entity_id] = rpc.decode_result(told.body)
+            replies.values[reply.entity_id] = rpc.decode_result(reply.body)
         except MalformedMessage as error:
-            replies.errors[told.entity_id] = error
+            replies.errors[reply.entity_id] = error

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from coterie.entities.calls.router import as_told, may_run_elsewhere
+from coterie.entities.calls.router import error_for_caller, may_run_elsewhere
 from coterie.entities.calls.wire import Name, read_failure
 from coterie.errors import CoterieError, RunnerUnavailable
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.ownership.directory import peer_of
-from coterie.transport.routes import Route
+from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -154,7 +154,7 @@ class CallsByName:
     """Calls entities by name, and lists active entities.
 
     Args:
-        here: A client: runners have the classes.
+        here: The process that asks. A client needs runners, which have the classes.
 
     Promise:
         A call runs at most once: another runner is tried only if no handler can have run. Keys are made, and arguments
@@ -246,7 +246,7 @@ class CallsByName:
             try:
                 answer = decode_invoked(await self._ask(runner, asked, within_s=left_s, target=target))
             except CoterieError as error:
-                trouble = as_told(error, what=target, runner=runner.name, waited_s=within_s, stopping=False)
+                trouble = error_for_caller(error, what=target, runner=runner.name, waited_s=within_s, stopping=False)
                 if not may_run_elsewhere(error):
                     raise trouble from None
             else:
@@ -264,6 +264,9 @@ class CallsByName:
         return sorted(able, key=lambda each: (each is not holder, each.leaving, each.name, each.id))
 
     async def _ask(self, runner: RunnerRow, asked: Question, *, within_s: float, target: str) -> bytes:
+        by_name = self._here.calling.by_name
+        if runner.id == self._here.incarnation and by_name is not None:
+            return await by_name.answer(asked, within_s=within_s)
         transport = self._here.transport
         body = await transport.request(peer_of(runner), Route.QUESTION, encode(asked), within_s=within_s, target=target)
         return bytes(body)

@@ -13,6 +13,7 @@ from coterie.entities.calls.by_name_client import (
     Invoke,
     Invoked,
     ListActive,
+    ListRunning,
     RunningMessages,
     decode_question,
     encode,
@@ -26,10 +27,11 @@ from coterie.kernel.service import Tasks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from coterie.entities.calls.by_name_client import Question
+    from coterie.entities.calls.client import TypedSender
     from coterie.entities.definition import EntityType
     from coterie.entities.host.activation import Resident
     from coterie.entities.host.host import Host
-    from coterie.entities.registry import TypedSender
     from coterie.entities.rpc import Rpc
     from coterie.transport.interface import Request
 
@@ -74,7 +76,11 @@ class ByNameServer:
         if isinstance(asked, Invoke):
             self._begin(request, asked)
         else:
-            request.reply(encode(self._living(asked) if isinstance(asked, ListActive) else self._at_work(asked.most)))
+            request.reply(self._told(asked))
+
+    async def answer(self, asked: Question, *, within_s: float) -> bytes:
+        """The answer to a question of this process itself."""
+        return encode(await self._invoke(asked, within_s)) if isinstance(asked, Invoke) else self._told(asked)
 
     def on_cancel(self, request: Request) -> None:
         """The client no longer waits."""
@@ -88,6 +94,9 @@ class ByNameServer:
     async def stop(self) -> None:
         """Stop the calls in progress."""
         await self._tasks.stop()
+
+    def _told(self, asked: ListActive | ListRunning) -> bytes:
+        return encode(self._living(asked) if isinstance(asked, ListActive) else self._at_work(asked.most))
 
     # Calls by name
 
@@ -117,7 +126,7 @@ class ByNameServer:
         _refuse_unfit(asked, rpc, target)
         payload, sender = _payload(asked, rpc), self._sender(entity_type)
         call: Call[Any] = Call(EntityAddress(asked.entity_type, asked.entity_id), rpc, payload, sender, within_s)
-        call.take()
+        call.mark_sent()
         call.key = asked.key
         try:
             if not asked.waits:
@@ -156,7 +165,7 @@ class ByNameServer:
         )
 
     def _at_work(self, most: int) -> RunningMessages:
-        stored = () if self._host.deliveries is None else self._host.deliveries.inbox.values()
+        stored = () if self._host.inbox is None else self._host.inbox.works.values()
         begun = (work for work in stored if work.has_begun and work.is_open)
         return RunningMessages(messages={work.message_id: self._since_s(work.began_ns) for work in islice(begun, most)})
 

@@ -18,10 +18,10 @@ from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.calls.broadcast import Broadcasts
-from coterie.entities.calls.local import DetachedCall, LocalCall, LocalPipe, LocalStream, take
-from coterie.entities.calls.router import Router, as_told, may_run_elsewhere
+from coterie.entities.calls.local import DetachedCall, LocalCall, LocalPipe, LocalStream, accept
+from coterie.entities.calls.router import Router, error_for_caller, may_run_elsewhere
 from coterie.entities.calls.server import CallServer
-from coterie.entities.calls.spans import trace_of
+from coterie.entities.calls.spans import facts_of, read, sent, trace_of
 from coterie.entities.calls.wire import MARK, NOT_MINE, Envelope, NotMine, encode, read_failure, read_marked
 from coterie.entities.host.work import handling
 from coterie.entities.persisted.receiver import Receiver
@@ -36,12 +36,15 @@ from coterie.errors import (
 )
 from coterie.kernel import metrics, spans
 from coterie.kernel.context import context_here, trace_here
+from coterie.kernel.ids import MessageId
 from coterie.kernel.service import State
-from coterie.transport.routes import Route
+from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+    from datetime import datetime
 
+    from coterie.client import Client
     from coterie.entities.calls.by_name_server import ByNameServer
     from coterie.entities.calls.router import RoutedShard
     from coterie.entities.definition import EntityType
@@ -55,13 +58,12 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Storage
     from coterie.transport import interface
     from coterie.transport.interface import Transport
-    from coterie.transport.routes import Routes
+    from coterie.transport.requests import Routes
 
     Lineage = tuple[str | None, Chain]
     Items = interface.ItemStream | LocalPipe | AsyncGenerator[bytes, None]
 
 _handled_here = handling.get
-_CALL = int(Route.CALL)  # looking up and encoding an enum member costs more
 _SEQUENCE_BITS = 16
 _RANDOM_BITS = 64
 _IDS_PER_READING = 256
@@ -125,73 +127,74 @@ class CallClient:
         here.directory.on_gone(self._drop)
         self.host: Host | None = None
         self.broadcasts = Broadcasts(self)
-        self.posting = PersistedSender(self, storage)
-        self.wires: Transport | None = None
+        self.persisted = PersistedSender(self, storage)
+        self.transport: Transport | None = None
         self._loop: asyncio.AbstractEventLoop
         self.time: Callable[[], float] = _no_loop
         """The loop's clock."""
         self.create_future: Callable[[], asyncio.Future[Any]] = _future
         self._draw = self.ids.draw
         self._default_s = here.settings.call_timeout.total_seconds()
-        self._arrivals: CallServer | None = None
-        self._handovers: Receiver | None = None
-        self._inquiries: ByNameServer | None = None
+        self._server: CallServer | None = None
+        self._receiver: Receiver | None = None
+        self.by_name: ByNameServer | None = None
+        """Answers questions by name; None: this process has no entities."""
         self._types: Mapping[str, EntityType[Any]] = {}
 
     # Lifecycle
 
-    def serve(self, host: Host, types: Mapping[str, EntityType[Any]], inquiries: ByNameServer) -> None:
-        """Serve the entities of this runner with this host, and clients without its program with `inquiries`."""
-        self.host, self._types, self._inquiries = host, types, inquiries
-        self._arrivals = CallServer(host, known=self._known)
-        self._handovers = Receiver(host)
+    def serve(self, host: Host, types: Mapping[str, EntityType[Any]], by_name: ByNameServer) -> None:
+        """Serve the entities of this runner with this host, and clients without its program with `by_name`."""
+        self.host, self._types, self.by_name = host, types, by_name
+        self._server = CallServer(host, known=self._known)
+        self._receiver = Receiver(host)
 
     def part(self) -> None:
         """This runner has lost its membership: calls wait until the next `join`."""
-        self.wires = None
+        self.transport = None
 
     def join(self, transport: Transport, routes: Routes | None = None) -> None:
         """Send calls over this transport from now on; a runner also serves requests on its routes."""
-        self.wires = transport
+        self.transport = transport
         self._loop = asyncio.get_running_loop()
         self.time, self.create_future = self._loop.time, self._loop.create_future
         self.routing.keeps_itself = routes is None
-        if routes is not None and self._arrivals is not None:
-            routes.take(Route.CALL, self._arrivals)
-            routes.take(Route.BROADCAST, self.broadcasts)
-        if routes is not None and self._handovers is not None:
-            routes.take(Route.MESSAGE, self._handovers)
-        if routes is not None and self._inquiries is not None:
-            routes.take(Route.QUESTION, self._inquiries)
+        if routes is not None and self._server is not None:
+            routes.register(Route.CALL, self._server)
+            routes.register(Route.BROADCAST, self.broadcasts)
+        if routes is not None and self._receiver is not None:
+            routes.register(Route.MESSAGE, self._receiver)
+        if routes is not None and self.by_name is not None:
+            routes.register(Route.QUESTION, self.by_name)
 
     async def watch(self) -> None:
         """In a client: refresh the routing table while calls wait, so that they notice a replaced runner."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            wires = self.wires
-            if wires is not None and wires.is_waited_for and self.time() > self.routing.fresh_until_s:
-                self.routing.doubt()
+            transport = self.transport
+            if transport is not None and transport.is_waited_for and self.time() > self.routing.fresh_until_s:
+                self.routing.refresh_soon()
 
     def _drop(self, runner: str) -> None:
         """A runner is no longer a member: calls that wait for it fail soon, not at their deadline.
 
         Not at once: a runner that shuts down deregisters before its last answers have arrived.
         """
-        if self.wires is not None:
-            self._loop.call_later(_FAREWELL_S, self.wires.drop, runner, "it is no member of the cluster any more")
+        if self.transport is not None:
+            self._loop.call_later(_FAREWELL_S, self.transport.drop, runner, "it is no member of the cluster any more")
 
     async def stop(self) -> None:
         """Stop everything that is in progress here."""
         await self.broadcasts.stop()
-        if self._inquiries is not None:
-            await self._inquiries.stop()
+        if self.by_name is not None:
+            await self.by_name.stop()
         if self.host is not None:
             await self.host.stop()
-        if self._arrivals is not None:
-            await self._arrivals.stop()
-        if self._handovers is not None:
-            await self._handovers.stop()
-        await self.posting.stop()
+        if self._server is not None:
+            await self._server.stop()
+        if self._receiver is not None:
+            await self._receiver.stop()
+        await self.persisted.stop()
         await self.routing.stop()
 
     @property
@@ -207,37 +210,32 @@ class CallClient:
 
     async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
         """Send a call and wait for its result. The hot path: rare cases are in `_again`."""
-        rpc, name, entity_id, payload = call.rpc, entity_type.name, call.address.id, call.payload
+        rpc, name, entity_id = call.rpc, entity_type.name, call.address.id
         within_s = left_s = self._default_s if call.timeout_s is None else call.timeout_s
-        draw, time = self._draw, self.time  # as methods they would cost twice as much
-        message_id = draw()
+        draw, time = self._draw, self.time  # found once: they are no methods, and cost twice as much to call
         outer = _handled_here()
-        trace_id, chain = (message_id, ()) if outer is None else (outer.trace_id, outer.onward())
+        trace_id, chain = (None, ()) if outer is None else (outer.trace_id, outer.onward())
         if outer is None and context_here(None) is not None:
-            trace_id = trace_here() or message_id
+            trace_id = trace_here()
         if spans.on:
-            trace_id = trace_of(outer) or message_id
+            trace_id = trace_of(outer)
+        envelope = Envelope(name, entity_id, rpc.name, call.payload, draw(), within_s, trace_id, chain)
         routing, now_s = self.routing, time()
         shard = routing.find(name, entity_id, entity_type.group)
         until_s = now_s + within_s
         if now_s > routing.fresh_until_s:
-            await routing.freshen(within_s=within_s)
-            routing.look(shard)
+            await routing.refresh(within_s=within_s)
+            routing.resolve(shard)
             left_s = until_s - time()
-        body, trip = b"", None
+        trip = None
         while True:
             peer = shard.peer  # the shard is shared: it may have another owner when the answer comes
             try:
                 if peer is not None:
-                    wires = self.wires or self.open_wires()
-                    if not body:  # the bytes of an `Envelope`, without creating one; defaults are left out
-                        facts = (name, entity_id, rpc.name, payload, message_id, within_s)
-                        body = encode(facts if trace_id is message_id else (*facts, trace_id, chain))
-                    answer = await wires.request(peer, _CALL, body, within_s=left_s, target=call)
+                    transport = self.transport or self.open_transport()
+                    answer = await transport.request(peer, Route.CALL, encode(envelope), within_s=left_s, target=call)
                 elif shard.is_mine and (host := self.host) is not None:
-                    work = LocalCall(
-                        name, entity_id, rpc.name, payload, until_s, within_s, message_id, chain, None, trace_id
-                    )
+                    work = LocalCall.from_envelope(envelope, until_s)
                     future = work.answer = self._loop.create_future()  # from here on as in `call_nearby`
                     host.deliver(work)
                     try:
@@ -257,22 +255,22 @@ class CallClient:
             trip.asked = self.here.incarnation if peer is None else peer.incarnation
             left_s = await self._again(trip, trouble)
 
-    async def tell(self, call: Call[Any], entity_type: EntityType[Any]) -> str:
+    async def send(self, call: Call[Any], entity_type: EntityType[Any]) -> str:
         """Send a call without waiting for its result. Returns its message id once a runner has accepted it."""
         trip = await self._trip(call, entity_type)
-        message_id = self._draw()
-        trace_id, chain = self.lineage(message_id)
-        facts = (entity_type.name, call.address.id, call.rpc.name, call.payload)
+        message_id = self.ids.draw()
+        envelope = self._envelope(trip, message_id, discards=True)
         while True:
             shard = trip.shard
             trip.asked = self.here.incarnation if shard.peer is None else shard.peer.incarnation
             try:
                 if shard.peer is not None:
-                    body = encode((*facts, message_id, trip.within_s, trace_id, chain, None, True))
-                    answer = await self.open_wires().request(shard.peer, _CALL, body, within_s=trip.left_s, target=call)
+                    transport, left_s = self.open_transport(), trip.left_s
+                    answer = await transport.request(
+                        shard.peer, Route.CALL, encode(envelope), within_s=left_s, target=call
+                    )
                 elif shard.is_mine and self.host is not None:
-                    more = (message_id, chain, None, trace_id)
-                    answer = take(self.host, DetachedCall(*facts, trip.until_s, trip.within_s, *more))
+                    answer = accept(self.host, DetachedCall.from_envelope(envelope, trip.until_s))
                 else:
                     answer = NOT_MINE
             except CoterieError as error:
@@ -286,12 +284,11 @@ class CallClient:
     async def stream(self, stream: Stream[Any], entity_type: EntityType[Any]) -> AsyncGenerator[Any, None]:
         """The items of a stream. Like a call until the first item; after that it is never retried."""
         trip = await self._trip(stream, entity_type)
-        message_id = self.ids.draw()
-        lineage = self.lineage(message_id)
+        envelope = self._envelope(trip, self.ids.draw())
         while True:
             async with AsyncExitStack() as stack:
                 try:
-                    items = self._items(stream, trip, message_id, lineage)
+                    items = self._items(stream, trip, envelope)
                     await stack.enter_async_context(aclosing(items))
                     body = await anext(items, None)
                 except CoterieError as error:
@@ -312,10 +309,24 @@ class CallClient:
 
     # Attempts
 
+    def _envelope(self, trip: Trip, message_id: str, *, discards: bool = False) -> Envelope:
+        what, (trace_id, chain) = trip.what, self.lineage(message_id)
+        return Envelope(
+            what.address.type,
+            what.address.id,
+            what.rpc.name,
+            what.payload,
+            message_id,
+            trip.within_s,
+            trace_id,
+            chain,
+            discards=discards,
+        )
+
     async def _trip(self, what: Call[Any] | Stream[Any], entity_type: EntityType[Any]) -> Trip:
         within_s, now_s = self.within_s(what.timeout_s), self.time()
         if now_s > self.routing.fresh_until_s:
-            await self.routing.freshen(within_s=within_s)
+            await self.routing.refresh(within_s=within_s)
         shard = self.routing.find(entity_type.name, what.address.id, entity_type.group)
         return Trip(what, shard, now_s + within_s, within_s)
 
@@ -326,18 +337,18 @@ class CallClient:
             Exception: No other attempt is made: the handler's error, or an error of ours.
         """
         if isinstance(trouble, bytes):
-            if self._heard(trip, trouble) and trip.left_s > 0:
+            if self._knows_newer_owner(trip, trouble) and trip.left_s > 0:
                 return self._onward(trip)
             error: CoterieError = EntityNotAssigned(entity=str(trip.what.address), shard=str(trip.shard.id))
             if self.is_stopping and not self._others(trip, than=self.here.incarnation):
                 raise _counted(trip, error) from None
         else:
-            error = self._told(trip, trouble)
+            error = self._error_for_caller(trip, trouble)
             if not may_run_elsewhere(trouble):
                 if isinstance(error, SendTimeout | RunnerUnavailable):
-                    self.routing.doubt()
+                    self.routing.refresh_soon()
                 raise _counted(trip, error) from None
-        await self.routing.news(within_s=trip.left_s)
+        await self.routing.wait_for_change(within_s=trip.left_s)
         if trip.left_s <= 0 or (isinstance(trouble, UnknownEntity) and not self._others(trip, than=trip.asked)):
             raise _counted(trip, error) from None
         return self._onward(trip)
@@ -345,10 +356,10 @@ class CallClient:
     def _onward(self, trip: Trip) -> float:
         """Prepare another attempt. Returns the time left."""
         metrics.SENT_AGAIN.of(trip.what.address.type).value += 1
-        self.routing.look(trip.shard)
+        self.routing.resolve(trip.shard)
         return trip.left_s
 
-    def _heard(self, trip: Trip, answer: bytes) -> bool:
+    def _knows_newer_owner(self, trip: Trip, answer: bytes) -> bool:
         """Whether a runner that does not hold the shard knows a newer owner. Raises the error of a handler."""
         told = read_marked(answer)
         if isinstance(told, bytes):
@@ -358,10 +369,10 @@ class CallClient:
                 problem=f"shards is {self.here.settings.shards} here, and {told.shards} in this cluster",
                 hint=f"set shards to {told.shards}",
             )
-        return told.seat == trip.shard.seat and self.routing.hear(trip.shard, told.holder, told.epoch)
+        return told.seat == trip.shard.seat and self.routing.learn(trip.shard, told.holder, told.epoch)
 
-    def _told(self, trip: Trip, error: CoterieError) -> CoterieError:
-        return as_told(
+    def _error_for_caller(self, trip: Trip, error: CoterieError) -> CoterieError:
+        return error_for_caller(
             error,
             what=repr(trip.what),
             runner=self.routing.name_of(trip.asked),
@@ -372,10 +383,10 @@ class CallClient:
     def _others(self, trip: Trip, *, than: str) -> bool:
         return bool(self.routing.others(trip.shard.id.group, than=than))
 
-    def open_wires(self) -> Transport:
+    def open_transport(self) -> Transport:
         """The transport. Raises a "not sent" error while there is none because this runner lost its membership."""
-        if self.wires is not None:
-            return self.wires
+        if self.transport is not None:
+            return self.transport
         raise RunnerUnavailable(runner="", target="", problem="this process has no connections just now", sent=False)
 
     def _known(self, entity_type: str, entity_id: str) -> NotMine:
@@ -390,29 +401,60 @@ class CallClient:
 
     # Streams
 
-    def _items(self, stream: Stream[Any], trip: Trip, message_id: str, lineage: Lineage) -> Items:
-        shard, rpc, address, payload, within_s = trip.shard, stream.rpc, stream.address, stream.payload, trip.within_s
-        trace_id, chain = lineage
+    def _items(self, stream: Stream[Any], trip: Trip, envelope: Envelope) -> Items:
+        shard = trip.shard
         trip.asked = self.here.incarnation if shard.peer is None else shard.peer.incarnation
         if shard.peer is not None:
-            envelope = Envelope(address.type, address.id, rpc.name, payload, message_id, within_s, trace_id, chain)
-            wires = self.open_wires()
-            return wires.stream(shard.peer, _CALL, encode(envelope), within_s=within_s, target=stream)
+            transport, within_s = self.open_transport(), trip.within_s
+            return transport.stream(shard.peer, Route.CALL, encode(envelope), within_s=within_s, target=stream)
         if shard.is_mine and self.host is not None:
-            work = LocalStream(
-                address.type, address.id, rpc.name, payload, trip.until_s, within_s, message_id, chain, None, trace_id
-            )
-            return LocalPipe(self.host, work)
+            return LocalPipe(self.host, LocalStream.from_envelope(envelope, trip.until_s))
         return _nobody()
 
     async def _next(self, items: Items, trip: Trip) -> bytes | None:
         try:
             body = await anext(items, None)
         except CoterieError as error:
-            raise self._told(trip, error) from None
+            raise self._error_for_caller(trip, error) from None
         if body is not None and body[0] == MARK:
-            self._heard(trip, body)
+            self._knows_newer_owner(trip, body)
         return body
+
+
+class TypedSender:
+    """Sends the calls of references to one entity type, through the client or runner that currently acts."""
+
+    __slots__ = ("_acting", "_type")
+
+    def __init__(self, entity_type: EntityType[Any], acting: Callable[[], Client]) -> None:
+        self._type = entity_type
+        self._acting = acting
+
+    def call(self, call: Call[Any], /) -> Coroutine[Any, Any, Any]:
+        """Send a call and wait for its result."""
+        calling = self._acting().calling
+        call_it = calling.persisted.call if call.rpc.persisted else calling.call
+        if spans.on:
+            return sent("cluster.call", "CLIENT", facts_of(call), call_it, call, self._type)
+        return call_it(call, self._type)
+
+    async def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> MessageId[Any]:
+        """Send a call without waiting for its result."""
+        if spans.on:
+            message_id = await sent("cluster.send", "PRODUCER", facts_of(call), self._send, call, at, delay_s)
+            return MessageId(message_id)
+        return await self._send(call, at, delay_s)
+
+    async def _send(self, call: Call[Any], at: datetime | None, delay_s: float) -> MessageId[Any]:
+        calling = self._acting().calling
+        if call.rpc.persisted:
+            return await calling.persisted.send(call, self._type, at=at, delay_s=delay_s)
+        return MessageId(await calling.send(call, self._type))
+
+    def stream(self, stream: Stream[Any], /) -> Any:
+        """Request the items of a stream."""
+        items = self._acting().calling.stream(stream, self._type)
+        return read(stream, items) if spans.on else items
 
 
 class Trip:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from coterie.entities.calls.wire import FAILED, NOT_MINE
-from coterie.entities.host.work import Work
+from coterie.entities.host.work import LATER, Work
 from coterie.errors import MalformedMessage, RunnerUnavailable
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from coterie.errors import CoterieError
 
 
-TAKEN = b"\xc0"
+ACCEPTED = b"\xc0"
 """The answer that a call was accepted: nil in msgpack."""
 
 
 class DetachedCall(Work, eq=False):
     """A call whose result is discarded. Errors that keep it from being accepted are returned; defects are logged."""
 
-    trouble: Any = None  # a `CoterieError`, or `NOT_MINE`
+    trouble: CoterieError | bytes | None = None  # or `NOT_MINE`
 
     def reply(self, body: bytes) -> None:
         """Discard the result."""
@@ -47,15 +47,15 @@ class DetachedCall(Work, eq=False):
         """Discard the end."""
 
 
-def take(host: Host, work: DetachedCall) -> bytes:
-    """Deliver a call. Returns `TAKEN`, or `NOT_MINE`.
+def accept(host: Host, work: DetachedCall) -> bytes:
+    """Deliver a call. Returns `ACCEPTED`, or `NOT_MINE`.
 
     Raises:
         CoterieError: It is not accepted: its mailbox is full, or its entity type is unknown.
     """
     host.deliver(work)
     if work.trouble is None:
-        return TAKEN
+        return ACCEPTED
     if isinstance(work.trouble, bytes):
         return work.trouble
     raise work.trouble
@@ -68,7 +68,7 @@ _AHEAD_MOST = 16
 class LocalCall(Work, eq=False):
     """A call whose answer is a future's result, in the same form as that of a remote call."""
 
-    answer: Any = None  # an `asyncio.Future[bytes]`
+    answer: asyncio.Future[bytes] = LATER
 
     def reply(self, body: bytes) -> None:
         try:
@@ -90,7 +90,7 @@ class LocalCall(Work, eq=False):
         """The caller's class has a plain method where the runner's has a stream: another version is loaded here."""
         del item
         self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
-        raise _left(self)
+        raise _reader_gone(self)
 
     def end(self) -> None:
         """Refused in `send`, unless it had no items."""
@@ -112,7 +112,7 @@ async def call_nearby(host: Host, work: LocalCall) -> bytes:
 class LocalStream(Work, eq=False):
     """A stream whose items are queued, a few at a time, for a reader in this process."""
 
-    pipe: Any = None  # a `LocalPipe`
+    pipe: LocalPipe = LATER
 
     def reply(self, body: bytes) -> None:
         """The reverse case of `LocalCall.send`."""
@@ -132,8 +132,8 @@ class LocalStream(Work, eq=False):
 
     async def send(self, item: bytes) -> None:
         self.pipe.put(item)
-        if not await self.pipe.room():
-            raise _left(self)
+        if not await self.pipe.wait_for_room():
+            raise _reader_gone(self)
 
     def end(self) -> None:
         self.pipe.finish(None)
@@ -194,7 +194,7 @@ class LocalPipe:
             _wake(self._reader)
             _wake(self._writer)
 
-    async def room(self) -> bool:
+    async def wait_for_room(self) -> bool:
         """Wait while the reader is behind. Returns False if it no longer reads. The work's deadline limits the wait."""
         while len(self._items) >= _AHEAD_MOST and not self._over:
             self._writer = self._loop.create_future()
@@ -207,5 +207,5 @@ def _wake(waiter: asyncio.Future[None] | None) -> None:
         waiter.set_result(None)
 
 
-def _left(work: Work) -> RunnerUnavailable:
+def _reader_gone(work: Work) -> RunnerUnavailable:
     return RunnerUnavailable(runner="here", target=work.target, problem="the reader has left", sent=False)

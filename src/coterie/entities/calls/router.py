@@ -1,6 +1,6 @@
 """Routes calls: finds the owner of a shard, refreshes the routing table, and decides about another attempt.
 
-After an attempt without an answer of a handler (pure: `may_run_elsewhere`, `as_told`):
+After an attempt without an answer of a handler (pure: `may_run_elsewhere`, `error_for_caller`):
 
 no owner, "not mine"                     retried after news; at the deadline `EntityNotAssigned`
 the runner was not reached, not sent     retried after news; at the deadline `RunnerUnavailable`
@@ -34,7 +34,7 @@ def may_run_elsewhere(error: CoterieError) -> bool:
     return isinstance(error, UnknownEntity) or (isinstance(error, RunnerUnavailable) and not error.sent)
 
 
-def as_told(error: CoterieError, *, what: str, runner: str, waited_s: float, stopping: bool) -> CoterieError:
+def error_for_caller(error: CoterieError, *, what: str, runner: str, waited_s: float, stopping: bool) -> CoterieError:
     """The error as the caller should see it: with names of runners, not of incarnations.
 
     Args:
@@ -121,7 +121,7 @@ class Router:
         except KeyError:
             shard = self._find(entity_type, entity_id, group)
         if shard.version != self.version:
-            self.look(shard)
+            self.resolve(shard)
         return shard
 
     def of_seat(self, seat: str) -> RoutedShard:
@@ -130,10 +130,10 @@ class Router:
         if shard is None:
             shard = self._seats[seat] = self._shard(ShardId.parse(Seat.split(seat)[1]))
         if shard.version != self.version:
-            self.look(shard)
+            self.resolve(shard)
         return shard
 
-    def look(self, shard: RoutedShard) -> None:
+    def resolve(self, shard: RoutedShard) -> None:
         """Look up the owner of a shard."""
         owner = self._directory.holder(shard.seat)
         shard.version = self.version
@@ -149,19 +149,19 @@ class Router:
         runners = self._directory.runners
         return [each for each in runners if group in each.groups and each.id != than and not each.leaving]
 
-    def hear(self, shard: RoutedShard, holder: str, epoch: int) -> bool:
+    def learn(self, shard: RoutedShard, holder: str, epoch: int) -> bool:
         """Record what another runner knows about an owner. Returns whether that is newer than what was known here."""
         if epoch <= self._directory.epoch(shard.seat) or self._directory.runner(holder) is None:
             return False
-        self._directory.hear(holder, [(shard.seat, epoch)])
+        self._directory.learn_grants(holder, [(shard.seat, epoch)])
         return True
 
-    def doubt(self) -> None:
+    def refresh_soon(self) -> None:
         """Refresh the routing table, which may be stale, in the background."""
         self._stay_fresh()
-        self._news.ask()
+        self._news.request()
 
-    async def freshen(self, *, within_s: float) -> None:
+    async def refresh(self, *, within_s: float) -> None:
         """Refresh a client's routing table; if it is older than a lease, wait for that before anything is sent.
 
         While the database is unreachable the old table is used.
@@ -170,9 +170,9 @@ class Router:
             await self._news.wait(min(within_s, _STALE_WAIT_S))
             self._stay_fresh()
         else:
-            self.doubt()
+            self.refresh_soon()
 
-    async def news(self, *, within_s: float) -> None:
+    async def wait_for_change(self, *, within_s: float) -> None:
         """Return when the table has been refreshed, or the time is up."""
         await self._news.wait(within_s)
 
@@ -202,7 +202,7 @@ class Router:
     def _changed(self) -> None:
         self.version += 1
         self._stay_fresh()
-        self._news.tell()
+        self._news.notify()
 
 
 class RouteNews:
@@ -220,19 +220,19 @@ class RouteNews:
         """Return after the next change or read, or when the time is up."""
         if self._round is None:
             self._round = asyncio.get_running_loop().create_future()
-        self.ask()
+        self.request()
         try:
             async with asyncio.timeout(within_s):
                 await asyncio.shield(self._round)
         except TimeoutError:
             pass
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Request a read, now or after a pause."""
         if self._reading is None:
             self._reading = self._tasks.spawn(self._read(), name="read", report=False)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake the waiting calls."""
         ended, self._round = self._round, None
         if ended is not None and not ended.done():
@@ -241,7 +241,7 @@ class RouteNews:
     async def stop(self) -> None:
         """Stop reading."""
         await self._tasks.stop()
-        self.tell()
+        self.notify()
 
     async def _read(self) -> None:
         try:
@@ -252,7 +252,7 @@ class RouteNews:
         finally:
             self._reading = None
             self._last_s = asyncio.get_running_loop().time()
-            self.tell()
+            self.notify()
 
     def _next_pause_s(self) -> float:
         since_s = asyncio.get_running_loop().time() - self._last_s

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from coterie.entities.calls.local import TAKEN, DetachedCall, take
+from coterie.entities.calls.local import ACCEPTED, DetachedCall, accept
 from coterie.entities.calls.wire import FAILED, MALFORMED, Envelope, NotMine, decode_call, pack_not_mine
-from coterie.entities.host.work import Work
+from coterie.entities.host.work import LATER, Work
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
 from coterie.kernel.service import Tasks
 
@@ -34,7 +34,7 @@ class CallServer:
         self.known = known
         self.tasks = Tasks("arrivals")
         self._host = host
-        self._deliver, self._serve = host.deliver, host.prompt.serve
+        self._deliver, self._serve = host.deliver, host.dispatch.serve
 
     def on_request(self, request: Request) -> None:
         """Decode a call and deliver it. Called directly from the socket."""
@@ -45,49 +45,25 @@ class CallServer:
             return
         is_stream = request.is_stream
         if envelope.discards:
-            self._take(request, envelope)
+            self._accept(request, envelope)
             return
-        work = (RemoteStream if is_stream else RemoteCall)(
-            envelope.entity_type,
-            envelope.entity_id,
-            envelope.method,
-            envelope.payload,
-            request.until_s,
-            envelope.within_s,
-            envelope.message_id,
-            envelope.chain,
-            envelope.key,
-            envelope.trace_id or envelope.message_id,
-        )
-        work.request, work.arrivals = request, self  # faster than by keyword
-        serve = self._serve
-        if is_stream or not serve(work, request.arrived_s):
+        work = (RemoteStream if is_stream else RemoteCall).from_envelope(envelope, request.until_s)
+        work.request, work.server = request, self
+        if is_stream or not self._serve(work, request.arrived_s):
             self.works[request] = work
             self._deliver(work)
         elif work.is_open:  # it is suspended
             self.works[request] = work
 
-    def _take(self, request: Request, envelope: Envelope) -> None:
+    def _accept(self, request: Request, envelope: Envelope) -> None:
         """Deliver a call without a waiting caller."""
-        work = DetachedCall(
-            envelope.entity_type,
-            envelope.entity_id,
-            envelope.method,
-            envelope.payload,
-            request.until_s,
-            envelope.within_s,
-            envelope.message_id,
-            envelope.chain,
-            envelope.key,
-            envelope.trace_id or envelope.message_id,
-        )
         try:
-            taken = take(self._host, work)
+            taken = accept(self._host, DetachedCall.from_envelope(envelope, request.until_s))
         except CoterieError as error:
             request.fail(*error.to_wire())
         else:
             known = self.known(envelope.entity_type, envelope.entity_id)
-            request.reply(taken if taken is TAKEN else pack_not_mine(known))
+            request.reply(taken if taken is ACCEPTED else pack_not_mine(known))
 
     def on_cancel(self, request: Request) -> None:
         """The caller no longer waits."""
@@ -106,23 +82,23 @@ class CallServer:
 class RemoteCall(Work, eq=False):
     """A call from another process."""
 
-    request: Any = None  # a transport `Request`
-    arrivals: Any = None  # the `CallServer`
+    request: Request = LATER
+    server: CallServer = LATER
 
     def reply(self, body: bytes) -> None:
         request = self.request
-        self.arrivals.works.pop(request, None)
+        self.server.works.pop(request, None)
         request.reply(body)
 
     def failed(self, failure: bytes) -> None:
         self.reply(FAILED + failure)
 
     def refuse(self, error: CoterieError) -> None:
-        self.arrivals.works.pop(self.request, None)
+        self.server.works.pop(self.request, None)
         self.request.fail(*error.to_wire())
 
     def not_mine(self) -> None:
-        self.reply(pack_not_mine(self.arrivals.known(self.entity_type, self.entity_id)))
+        self.reply(pack_not_mine(self.server.known(self.entity_type, self.entity_id)))
 
     async def send(self, item: bytes) -> None:
         """The caller's class has a plain method where ours has a stream: another version of the program."""
@@ -132,15 +108,15 @@ class RemoteCall(Work, eq=False):
 
     def end(self) -> None:
         """Refused in `send`, unless it had no items."""
-        if self.request in self.arrivals.works:
+        if self.request in self.server.works:
             self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
 
 class RemoteStream(Work, eq=False):
     """A stream that another process reads."""
 
-    request: Any = None
-    arrivals: Any = None
+    request: Request = LATER
+    server: CallServer = LATER
 
     def reply(self, body: bytes) -> None:
         """The reverse case of `RemoteCall.send`."""
@@ -151,23 +127,23 @@ class RemoteStream(Work, eq=False):
         self._finish(FAILED + failure)
 
     def refuse(self, error: CoterieError) -> None:
-        self.arrivals.works.pop(self.request, None)
+        self.server.works.pop(self.request, None)
         self.request.fail(*error.to_wire())
 
     def not_mine(self) -> None:
-        self._finish(pack_not_mine(self.arrivals.known(self.entity_type, self.entity_id)))
+        self._finish(pack_not_mine(self.server.known(self.entity_type, self.entity_id)))
 
     async def send(self, item: bytes) -> None:
         await self.request.send(item)
 
     def end(self) -> None:
-        self.arrivals.works.pop(self.request, None)
+        self.server.works.pop(self.request, None)
         self.request.end()
 
     def _finish(self, body: bytes) -> None:
         """The last frame waits for credit like all items; the reader's timeout and the connection limit the wait."""
-        self.arrivals.works.pop(self.request, None)
-        self.arrivals.tasks.spawn(_last_words(self.request, body), name=f"last words of {self.target}")
+        self.server.works.pop(self.request, None)
+        self.server.tasks.spawn(_last_words(self.request, body), name=f"last words of {self.target}")
 
 
 async def _last_words(request: Request, body: bytes) -> None:

@@ -214,7 +214,7 @@ MALFORMED = (ValueError, RecursionError)  # as in `transport.protocol`
 encode = msgspec.msgpack.Encoder().encode
 decode_call = msgspec.msgpack.Decoder(Envelope).decode
 decode_broadcast = msgspec.msgpack.Decoder(Broadcast).decode
-decode_told = msgspec.msgpack.Decoder(BroadcastReply).decode
+decode_broadcast_reply = msgspec.msgpack.Decoder(BroadcastReply).decode
 _decode_not_mine = msgspec.msgpack.Decoder(NotMine).decode
 
 

@@ -15,7 +15,7 @@ from coterie.entities.host.defects import Defects
 from coterie.entities.host.dispatch import first_step
 from coterie.entities.host.resources import Resources
 from coterie.entities.host.work import handling
-from coterie.entities.persisted.effects import has_ended, ledger_of
+from coterie.entities.persisted.commit import has_ended, ledger_of
 from coterie.entities.persisted.state import CommittedState, key_of
 from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.errors import NotStarted, PersistenceError
@@ -58,7 +58,7 @@ class ActivationFailed(Exception):
         self.cause = cause
 
 
-def awaken_at_once(resident: Resident, now_s: float) -> bool:
+def activate_at_once(resident: Resident, now_s: float) -> bool:
     """Activate an entity that needs no waiting. Returns False if this one does.
 
     Raises:
@@ -67,13 +67,13 @@ def awaken_at_once(resident: Resident, now_s: float) -> bool:
     hosted = resident.hosted
     if hosted.wakes or resident.id in hosted.leaving or resident.after or resident.shard.former:
         return False
-    if resident.not_before_s > now_s or (hosted.type.state is not None and resident.shard.storage is not None):
+    if resident.not_before_s > now_s or (hosted.type.state is not None and resident.shard.host.storage is not None):
         return False
     _begin(resident, _instance(resident))
     return True
 
 
-async def awaken(resident: Resident, work: Work) -> None:
+async def activate(resident: Resident, work: Work) -> None:
     """Activate an entity for a call, which limits it: it is cancelled at the call's deadline.
 
     It first waits for handlers of an earlier tenure, the previous deactivation of this entity and that of the entity
@@ -83,7 +83,7 @@ async def awaken(resident: Resident, work: Work) -> None:
         ActivationFailed: The activation failed. Resources that it opened are closed.
     """
     try:
-        await _room(resident)
+        await _wait_for_predecessors(resident)
         pause_s = resident.not_before_s - asyncio.get_running_loop().time()
         if pause_s > 0:
             await asyncio.sleep(pause_s)
@@ -104,7 +104,7 @@ def backoff_s(hosted: Hosted, failures: int, chance: Random) -> float:
     return hosted.retry.delay_s(min(failures, last), chance) or 0.0
 
 
-async def _room(resident: Resident) -> None:
+async def _wait_for_predecessors(resident: Resident) -> None:
     """Wait until earlier handlers and deactivations have ended."""
     shard, hosted = resident.shard, resident.hosted
     if shard.former is not None:
@@ -120,7 +120,7 @@ async def _loaded(resident: Resident) -> StateLoaded:
     Raises:
         NotHeld: The seat is lost.
     """
-    storage, claim = resident.shard.storage, resident.shard.tenure.claim
+    storage, claim = resident.shard.host.storage, resident.shard.tenure.claim
     if storage is None or resident.hosted.type.state is None:
         return StateLoaded(None, 0)
     pause_s = _PAUSE_S
@@ -180,14 +180,16 @@ def _begin(resident: Resident, entity: Any) -> None:
     resident.failures = 0
     if resident.hosted.failing:
         resident.hosted.failing.pop(resident.id, None)
-    resident.shard.counts.activations += 1
+    resident.shard.host.counts.activations += 1
     resident.hosted.lives.value += 1
 
 
 async def _give_up(resident: Resident) -> None:
     resources, resident.resources = resident.resources, None
     if resources is not None:
-        await resident.shard.farewells.within_limit(resources.close(), what=f"the resources of {resident.address}")
+        await resident.shard.host.deactivations.within_limit(
+            resources.close(), what=f"the resources of {resident.address}"
+        )
 
 
 R = TypeVar("R")
@@ -239,7 +241,7 @@ class Hosted:
         """Deactivations in progress, by id."""
         name = entity_type.name
         self.waits = metrics.MAILBOX_WAIT.spread(name)
-        self.lives, self.stillborn = metrics.ACTIVATIONS.of(name, "ok"), metrics.ACTIVATIONS.of(name, "failed")
+        self.lives, self.failed_activations = metrics.ACTIVATIONS.of(name, "ok"), metrics.ACTIVATIONS.of(name, "failed")
 
 
 class Resident:
@@ -303,15 +305,15 @@ class Resident:
     @property
     def cluster(self) -> Cluster:
         """The cluster of the entity."""
-        if self.shard.cluster is None:
+        if self.shard.host.cluster is None:
             raise NotStarted(what=f"the cluster of {self.address}", hint="a probe has none: use simulate(…)")
-        return self.shard.cluster
+        return self.shard.host.cluster
 
     def keep_alive(self, *, on: bool) -> None:
         """Set whether it stays active however long it is idle."""
         self.is_kept = on
         if not on and not self.running and not self.is_leaving:
-            self.shard.rest(self)
+            self.shard.host.idle.add(self)
 
     async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R:
         """The value that `factory` opens, once per activation."""
@@ -320,14 +322,16 @@ class Resident:
         return await self.resources.get(name, factory)
 
     def _spawn_resource(self, work: Any) -> asyncio.Task[None]:
-        return self.shard.tasks.spawn(work, name=f"{self.address} resource", context=self.new_context())
+        return self.shard.host.tasks.spawn(work, name=f"{self.address} resource", context=self.new_context())
 
     def transaction(self) -> TransactionBlock:
         """A block of the user's own SQL, committed when the running handler has ended."""
-        work, storage = self._handled(what="a transaction"), self.shard.storage
+        work, storage = self._handled(what="a transaction"), self.shard.host.storage
         if storage is None:
             raise NotStarted(what=f"the database of {self.address}", hint="a probe has none: use simulate(…)")
-        return TransactionBlock(work, partial(storage.transaction, limit_s=self.shard.transaction_limit_s))
+        return TransactionBlock(
+            work, partial(storage.transaction, limit_s=self.shard.host.settings.transaction_limit.total_seconds())
+        )
 
     def forget(self) -> None:
         """Delete the state with the commit of the running handler."""
@@ -375,11 +379,11 @@ class Resident:
             "entity_type": self.hosted.type.name,
             "entity_id": self.id,
             "epoch": claim.epoch,
-            "seat": claim.seat if self.shard.storage is not None else None,  # a probe cannot prove it
+            "seat": claim.seat if self.shard.host.storage is not None else None,  # a probe cannot prove it
         }
 
     def _moment(self, at_s: float) -> datetime | None:
         if at_s == math.inf:  # a persisted message has no deadline
             return None
         left_ns = int((at_s - asyncio.get_running_loop().time()) * 1e9)
-        return to_datetime(self.shard.clock.wall_ns() + left_ns)
+        return to_datetime(self.shard.host.clock.wall_ns() + left_ns)

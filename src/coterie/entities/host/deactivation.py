@@ -58,7 +58,7 @@ class IdleEntities:
         self._next_ns = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def rest(self, resident: Resident) -> None:
+    def add(self, resident: Resident) -> None:
         """An entity becomes idle."""
         now_ns, is_listed = self._steady_ns(), resident.rested_ns > 0
         resident.rested_ns = now_ns
@@ -111,9 +111,9 @@ class IdleEntities:
         if self._timer is not None:
             self._timer.cancel()
         self._next_ns = at_ns
-        self._timer = self._loop.call_later(max(0.0, (at_ns - self._steady_ns()) / 1e9) + _LATE_S, self._ring)
+        self._timer = self._loop.call_later(max(0.0, (at_ns - self._steady_ns()) / 1e9) + _LATE_S, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer, self._next_ns = None, math.inf
         now_ns = self._steady_ns()
         try:
@@ -170,10 +170,10 @@ class Deactivations:
         if entity is None or not (resident.hosted.says_goodbye or resident.resources):
             return None
         context = resident.shard.context.copy()
-        task = self._tasks.spawn(self._say(resident, entity), name=resident.address, context=context)
+        task = self._tasks.spawn(self._deactivate(resident, entity), name=resident.address, context=context)
         resident.hosted.leaving[resident.id] = task
         self._pending[task] = resident.shard.leaving[task] = None
-        task.add_done_callback(lambda _: self._said(resident, task))
+        task.add_done_callback(lambda _: self._deactivated(resident, task))
         return task
 
     async def within_limit(self, work: Coroutine[Any, Any, Any], *, what: str, context: Context | None = None) -> None:
@@ -188,13 +188,13 @@ class Deactivations:
             log.warning("%s took longer than %g s and is cancelled", what, CLOSING_S)
             await settled([task], limit_s=STUBBORN_S)
         if not task.done():
-            log.error("%s ignores its cancellation and is left behind", what)
+            log.error("%s ignores its cancellation and is abandoned", what)
 
     async def stop(self) -> None:
         """Wait for all deactivations in progress: they have their own limits."""
         await settled(self._pending)
 
-    async def _say(self, resident: Resident, entity: Any) -> None:
+    async def _deactivate(self, resident: Resident, entity: Any) -> None:
         if resident.hosted.says_goodbye:
             until_s = asyncio.get_running_loop().time() + CLOSING_S
             await self.within_limit(
@@ -205,7 +205,7 @@ class Deactivations:
         if resident.resources is not None:  # `on_deactivate` may have opened some too
             await self.within_limit(resident.resources.close(), what=f"the resources of {resident.address}")
 
-    def _said(self, resident: Resident, task: asyncio.Future[Any]) -> None:
+    def _deactivated(self, resident: Resident, task: asyncio.Future[Any]) -> None:
         del self._pending[task], resident.shard.leaving[task]
         if resident.hosted.leaving.get(resident.id) is task:
             del resident.hosted.leaving[resident.id]

@@ -35,9 +35,9 @@ class Defects:
         self._error = ""
         self._first_s = self._last_s = 0.0
 
-    def see(self, error: BaseException, *, now_s: float) -> None:
+    def record(self, error: BaseException, *, now_s: float) -> None:
         """Record a failed call."""
-        self._look()
+        self._update()
         if not self._calls:
             self._first_s = now_s
         self._calls += 1
@@ -46,13 +46,13 @@ class Defects:
 
     def streak(self, *, now_s: float) -> DefectStreak | None:
         """The failures since the last success. Returns None if there are none."""
-        self._look()
+        self._update()
         if not self._calls:
             return None
         is_first = self._succeeded == self._began
         return DefectStreak(self._calls, self._error, now_s - self._first_s, now_s - self._last_s, is_first)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         successes = self._successes()
         if successes != self._succeeded:
             self._succeeded, self._calls = successes, 0

@@ -277,7 +277,7 @@ class ImmediateDispatch:
 
     def __init__(self, host: Host, hosted: Mapping[str, Hosted]) -> None:
         self._counts, self._handlers = host.counts, host.handlers
-        self._serving, self._make = host.handlers.serving, host.handlers.handler
+        self._queue, self._make = host.handlers.queue, host.handlers.handler
         self._hosted = hosted
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
@@ -299,8 +299,8 @@ class ImmediateDispatch:
             return False
         if resident.running or resident.entity is None or rpc.is_stream:
             return False
-        shard, serving = resident.shard, self._serving
-        spare = serving.spare or serving.prepare(shard.context)
+        shard, queue = resident.shard, self._queue
+        spare = queue.spare or queue.prepare(shard.context)
         if arrived_s != self._read_s:
             self._read_s, self._more = arrived_s, _FEW
         elif not self._more and not self._has_time():
@@ -332,10 +332,10 @@ class ImmediateDispatch:
             return True
         leave_task(loop, task)
         if not has_ended:
-            serving.suspend(work, context, coroutine, waits_for=value)
+            queue.suspend(work, context, coroutine, waits_for=value)
             return True
         if spare.wake.done():  # cancelled by the handler: it must not reach the next one
-            serving.drop(spare)
+            queue.drop(spare)
         self._handlers.returned(work, value)
         return True
 
@@ -350,6 +350,6 @@ class ImmediateDispatch:
     def _raised(self, work: RemoteCall | RemoteStream | StoredCall, error: BaseException, spare: SpareTask) -> None:
         leave_task(self._loop, spare.task)
         if spare.wake.done():  # as above
-            self._serving.drop(spare)
+            self._queue.drop(spare)
         self._handlers.raised(work, error)
         raise_if_meant_for_us(error)

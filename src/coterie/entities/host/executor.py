@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from bisect import bisect_left
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from coterie.entities.calls.spans import handled
-from coterie.entities.host.activation import ActivationFailed, NotHeld, awaken, awaken_at_once
+from coterie.entities.host.activation import ActivationFailed, NotHeld, activate, activate_at_once
 from coterie.entities.host.dispatch import CallQueue
 from coterie.entities.host.responder import report_defect, report_stubborn, timed_out
 from coterie.entities.persisted.commit import Commits
@@ -18,7 +17,6 @@ from coterie.errors import MalformedMessage, NewerVersion
 from coterie.kernel import chaos, spans
 from coterie.kernel.coroutines import coroutine_of
 from coterie.kernel.deadlines import Deadlines
-from coterie.kernel.metrics import SECONDS
 from coterie.work.limits import CLOSING_S, STUBBORN_S
 
 if TYPE_CHECKING:
@@ -68,7 +66,6 @@ async def _sent(work: Work, body: bytes) -> bool:
     return work.is_open
 
 
-_LEAST_S = SECONDS[0]
 _TRUST_S = 0.05
 """How often to check whether calls may start again, while the runner has lost its session [M2]."""
 
@@ -76,7 +73,7 @@ _TRUST_S = 0.05
 class ActivationLookup(Protocol):
     """Decides about activations: the host."""
 
-    def rests(self, resident: Resident) -> None:
+    def became_idle(self, resident: Resident) -> None:
         """No call of the entity runs or waits."""
         ...
 
@@ -109,11 +106,11 @@ class HandlerExecutor:
 
     def __init__(
         self,
-        lives: ActivationLookup,
-        answers: Responder,
+        activations: ActivationLookup,
+        responder: Responder,
         *,
         counts: HostCounts,
-        rest: Callable[[Resident], None],
+        on_idle: Callable[[Resident], None],
         messages: MessageStore | None,
         hand_over: Callable[[Message], None],
         most_bytes: int,
@@ -124,20 +121,20 @@ class HandlerExecutor:
         """When the last handler ended, if nothing has happened since: the start of the next one."""
         self.waiting: dict[Work, None] = {}
         """Suspended calls: those that a cancellation can reach."""
-        self._lives = lives
-        self._answers = answers
-        self._counts, self._rest = counts, rest
+        self._activations = activations
+        self._responder = responder
+        self._counts, self._on_idle = counts, on_idle
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._deadlines = Deadlines(self._loop, self._sweep)
-        self.serving = CallQueue(self)
-        self._committing = Commits(messages, answers, self, hand_over, most_bytes)
+        self.queue = CallQueue(self)
+        self._commits = Commits(messages, responder, self, hand_over, most_bytes)
 
     def admit(self, work: Work) -> None:
         """Start a call: its entity is below its concurrency limit."""
         work.resident.running += 1
         work.resident.shard.busy += 1
-        self.serving.push(work)
+        self.queue.push(work)
 
     def expect(self, deadline_s: float) -> None:
         """Set the deadline timer to a call's deadline, if that is the earliest."""
@@ -146,7 +143,7 @@ class HandlerExecutor:
 
     def stop(self, work: Work) -> None:
         """Cancel the task of a suspended call, once."""
-        if not work.is_stopped:
+        if work.task is not None and not work.is_stopped:
             work.is_stopped = True
             work.task.cancel()
             self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
@@ -154,8 +151,8 @@ class HandlerExecutor:
     async def close(self) -> None:
         """Stop the deadline timer, the spare task and the commits."""
         self._deadlines.stop()
-        await self.serving.stop()
-        await self._committing.stop()
+        await self.queue.stop()
+        await self._commits.stop()
 
     # How a call starts
 
@@ -176,7 +173,7 @@ class HandlerExecutor:
         work.began_ns = now_ns
         try:
             if resident.entity is None:
-                if not awaken_at_once(resident, self._loop.time()):
+                if not activate_at_once(resident, self._loop.time()):
                     return self._begin_slowly(work)
                 self._fill(resident)
             return self.handler(work)
@@ -188,7 +185,7 @@ class HandlerExecutor:
         resident = work.resident
         await self._trusted(work)
         if resident.entity is None and work.is_open:
-            await awaken(resident, work)
+            await activate(resident, work)
             self._fill(resident)
             await self._trusted(work)
         work.began_ns = self._steady_ns()
@@ -197,9 +194,9 @@ class HandlerExecutor:
     def _is_wanted(self, work: Work) -> bool:
         """The check before each start, besides trust: deadline not passed, shard open, caller still waiting."""
         if work.deadline_s <= self._loop.time():
-            self._answers.refuse(work, timed_out(work))
+            self._responder.refuse(work, timed_out(work))
         elif not work.resident.shard.is_open:
-            self._answers.not_mine(work)
+            self._responder.not_mine(work)
         return work.is_open
 
     async def _trusted(self, work: Work) -> None:
@@ -207,7 +204,7 @@ class HandlerExecutor:
         tenure = work.resident.shard.tenure
         while work.is_open and not tenure.may_start:
             if not tenure.held:
-                self._answers.not_mine(work)
+                self._responder.not_mine(work)
                 return
             await asyncio.sleep(_TRUST_S)
 
@@ -217,7 +214,7 @@ class HandlerExecutor:
         try:
             args, kwargs = rpc.arguments.decode(work.payload)
         except MalformedMessage as error:
-            self._answers.refuse(work, error)
+            self._responder.refuse(work, error)
             return _nothing()
         work.has_begun = True
         if chaos.on:
@@ -232,7 +229,7 @@ class HandlerExecutor:
         """Admit waiting calls of a new activation, up to its concurrency."""
         mailbox = resident.mailbox
         while mailbox is not None and resident.running < resident.limit:
-            following = mailbox.take()
+            following = mailbox.pop()
             if following is None:
                 return
             self.admit(following)
@@ -250,7 +247,7 @@ class HandlerExecutor:
         shard = resident.shard
         if work.ledger is not None or resident.kept is not None:
             if work.has_begun:
-                self._committing.returned(work, value)
+                self._commits.returned(work, value)
             else:  # cancelled, or not decodable, before its handler started: there is nothing to commit
                 self.ended(resident, work)
             return
@@ -273,9 +270,7 @@ class HandlerExecutor:
         self._counts.replied += 1
         counted = rpc.counted
         counted.ok.value += 1
-        took, took_s = counted.took, (now_ns - work.began_ns) / 1e9
-        took.counts[0 if took_s <= _LEAST_S else bisect_left(SECONDS, took_s)] += 1  # inlined `took.see`
-        took.total += took_s
+        counted.took.see((now_ns - work.began_ns) / 1e9)
         shard.busy -= 1
         resident.current = None
         resident.running -= 1
@@ -283,12 +278,12 @@ class HandlerExecutor:
             if resident.rested_ns:
                 resident.rested_ns = now_ns  # inlined `rest`
             else:
-                self._rest(resident)
+                self._on_idle(resident)
         work.reply(body)
 
     def _returned(self, work: Work, value: Any) -> None:
         try:
-            self._answers.reply(work, value)
+            self._responder.reply(work, value)
         except MalformedMessage as error:
             self.raised(work, error)
         except BaseException:
@@ -302,12 +297,12 @@ class HandlerExecutor:
         if isinstance(error, ActivationFailed):
             self._not_activated(work, error.cause)
         elif isinstance(error, SeatLost):
-            self._committing.undo(work)
-            self._answers.cut_short(work, "it lost the shard while the stream was sent")
+            self._commits.undo(work)
+            self._responder.cut_short(work, "it lost the shard while the stream was sent")
         elif work.is_stopped and isinstance(error, asyncio.CancelledError):
-            self._committing.undo(work)  # our cancellation, and the call is closed already
+            self._commits.undo(work)  # our cancellation, and the call is closed already
         elif nearest(error, work.rpc.errors) is not None:
-            self._committing.declared(work, error)
+            self._commits.declared(work, error)
             return
         else:
             self._defect(work, error)
@@ -315,36 +310,36 @@ class HandlerExecutor:
 
     def _defect(self, work: Work, error: BaseException) -> None:
         """Discard the instance, whose state is unreliable now. A persisted message is retried by its policy."""
-        self._committing.undo(work)
+        self._commits.undo(work)
         report_defect(work, error)
-        work.resident.hosted.defects.see(error, now_s=self._time())
+        work.resident.hosted.defects.record(error, now_s=self._time())
         if work.is_stored:
             cast("StoredCall", work).set_back(error)
         else:
-            self._answers.fail(work, error)
-        self._lives.defected(work.resident)
+            self._responder.fail(work, error)
+        self._activations.defected(work.resident)
 
     def dropped(self, resident: Resident) -> None:
         """Discard an instance whose memory differs from what is stored."""
-        self._lives.defected(resident)
+        self._activations.defected(resident)
 
     def _not_activated(self, work: Work, cause: BaseException) -> None:
         """Fail all calls that wait for this activation; if it only took too long, the others try again."""
-        self._lives.not_activated(work.resident, cause)
+        self._activations.not_activated(work.resident, cause)
         if not work.is_stopped:
             mailbox = work.resident.mailbox
-            for each in [work, *(() if mailbox is None else mailbox.take_all())]:
+            for each in [work, *(() if mailbox is None else mailbox.pop_all())]:
                 self._refuse_unactivated(each, cause)
 
     def _refuse_unactivated(self, work: Work, cause: BaseException) -> None:
         if isinstance(cause, NotHeld):
-            self._answers.not_mine(work)
+            self._responder.not_mine(work)
         elif work.is_stored:
             cast("StoredCall", work).set_back(cause)
         elif isinstance(cause, NewerVersion):  # an error of the cluster: no handler ran
-            self._answers.refuse(work, cause)
+            self._responder.refuse(work, cause)
         else:
-            self._answers.fail(work, cause)
+            self._responder.fail(work, cause)
 
     def ended(self, resident: Resident, work: Work | None = None) -> None:
         """A call has ended: start the next one of the mailbox, if any."""
@@ -352,24 +347,23 @@ class HandlerExecutor:
         if work is not None:
             self.waiting.pop(work, None)
             if work.has_begun:
-                steady_ns = self._steady_ns
-                now_ns = steady_ns()
+                now_ns = self._steady_ns()
                 work.rpc.counted.took.see((now_ns - work.began_ns) / 1e9)
                 if work.is_stored:
                     self._counts.stored += 1
         resident.current = None
-        following = None if resident.mailbox is None else resident.mailbox.take()
+        following = None if resident.mailbox is None else resident.mailbox.pop()
         if following is not None:
-            self.serving.push(following)
+            self.queue.push(following)
             return
         resident.mailbox = None
         resident.running -= 1
         resident.shard.busy -= 1
         if not resident.running:
             if now_ns and resident.rested_ns and not (resident.is_leaving or resident.is_kept):
-                resident.rested_ns = now_ns  # inlined `rests`
+                resident.rested_ns = now_ns  # inlined `became_idle`
             else:
-                self._lives.rests(resident)
+                self._activations.became_idle(resident)
 
     # Deadlines
 
@@ -378,7 +372,7 @@ class HandlerExecutor:
         least_s = math.inf
         for work in list(self.waiting):
             if work.deadline_s <= now_s:
-                self._answers.refuse(work, timed_out(work))
+                self._responder.refuse(work, timed_out(work))
                 self.stop(work)
             else:
                 least_s = min(least_s, work.deadline_s)
@@ -388,9 +382,9 @@ class HandlerExecutor:
     def _sweep_mailbox(self, resident: Resident, now_s: float) -> float:
         if resident.mailbox is None:
             return math.inf
-        expired, least_s = resident.mailbox.take_expired(now_s)
+        expired, least_s = resident.mailbox.pop_expired(now_s)
         for work in expired:
-            self._answers.refuse(work, timed_out(work))
+            self._responder.refuse(work, timed_out(work))
         return least_s
 
 

@@ -88,35 +88,34 @@ class Host:
         self.clock = clock
         self.counts = HostCounts()
         self.tasks = Tasks("entities/resources")
-        self.answers = Responder(name, self.counts)
+        self.responder = Responder(name, self.counts)
         self._loop = asyncio.get_running_loop()
-        self.idling = IdleEntities(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
+        self.idle = IdleEntities(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
         messages = None if storage is None else storage.messages
         self.handlers = HandlerExecutor(
             self,
-            self.answers,
+            self.responder,
             counts=self.counts,
-            rest=self.idling.rest,
+            on_idle=self.idle.add,
             messages=messages,
             hand_over=hand_over,
             most_bytes=settings.frame_limit,
             steady_ns=clock.steady_ns,
         )
-        self._serving = self.handlers.serving
-        self.farewells = Deactivations()
+        self.deactivations = Deactivations()
         self._types = types
         self._chance = chance
         self.name = name
         self._hosted: dict[str, Hosted] = {}
         self._shards: dict[ShardId, ShardOccupant] = {}
         self._ending: dict[ShardId, ShardOccupant] = {}  # released, but their handlers still run
-        self.prompt = ImmediateDispatch(self, self._hosted)
-        self.deliveries: Inbox | None = None
-        self.sweeping: Poller | None = None
+        self.dispatch = ImmediateDispatch(self, self._hosted)
+        self.inbox: Inbox | None = None
+        self.poller: Poller | None = None
         if messages is not None:
             supervisor = supervisor or Supervisor(chance)
-            self.sweeping = Poller(self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor)
-            self.deliveries = Inbox(self, messages, chance=chance, wake=self.sweeping.wake)
+            self.poller = Poller(self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor)
+            self.inbox = Inbox(self, messages, chance=chance, wake=self.poller.wake)
 
     # Public interface
 
@@ -125,8 +124,8 @@ class Host:
         _, name = Seat.split(tenure.seat)
         id_ = ShardId.parse(name)
         shard = self._shards[id_] = ShardOccupant(self, tenure, id_, copy_context(), self._ending.get(id_))
-        if self.deliveries is not None:
-            self.deliveries.open(tenure)
+        if self.inbox is not None:
+            self.inbox.open(tenure)
         return shard
 
     def deliver(self, work: Work) -> None:
@@ -139,21 +138,12 @@ class Host:
         """
         self.counts.delivered += 1
         hosted = self._hosted.get(work.entity_type) or self._host(work.entity_type)
-        rpc = work.rpc = None if hosted is None else hosted.rpcs.get(work.method)
+        rpc = None if hosted is None else hosted.rpcs.get(work.method)
         if hosted is None or rpc is None:
-            self.answers.refuse(work, UnknownEntity(target=work.target, hint=self._known(hosted)))
+            self.responder.refuse(work, UnknownEntity(target=work.target, hint=self._known(hosted)))
             return
-        resident = hosted.entities.get(work.entity_id)
-        if resident is None or resident.running:
-            self._place(hosted, work)
-            return
-        work.resident = resident  # active and idle: `_place`, `admit` and `push`, inlined
-        resident.running = 1
-        resident.shard.busy += 1
-        serving = self._serving
-        serving.ready.append(work)
-        if not serving.is_serving:
-            serving.serve_on()
+        work.rpc = rpc
+        self._place(hosted, work)
 
     def cancel(self, work: Work) -> None:
         """The caller no longer waits: a waiting call never runs, a running handler is cancelled, no answer is sent.
@@ -208,19 +198,19 @@ class Host:
 
     def wake(self) -> None:
         """Request a poll of storage soon."""
-        if self.sweeping is not None:
-            self.sweeping.wake()
+        if self.poller is not None:
+            self.poller.wake()
 
     def has_room(self, entity_type: str, entity_id: str) -> bool:
         """Whether a persisted message of an entity could be taken into memory now."""
         hosted = self._hosted.get(entity_type) or self._host(entity_type)
         if hosted is None:
-            if self.deliveries is not None:
-                self.deliveries.report_unknown(entity_type)
+            if self.inbox is not None:
+                self.inbox.report_unknown(entity_type)
             return False
         resident = hosted.entities.get(entity_id)
         if resident is None:
-            return self.counts.resident < self.settings.resident_entities or self.idling.longest() is not None
+            return self.counts.resident < self.settings.resident_entities or self.idle.longest() is not None
         return resident.mailbox is None or len(resident.mailbox) < hosted.type.mailbox
 
     def retry_of(self, entity_type: str) -> Retry:
@@ -237,31 +227,31 @@ class Host:
         Raises:
             PersistenceError: The outcome may be unknown.
         """
-        if self.deliveries is None or self.storage is None:
+        if self.inbox is None or self.storage is None:
             return None
-        shelf = self.deliveries.shelves.get(seat)
-        if shelf is None:
+        shard = self.inbox.shards.get(seat)
+        if shard is None:
             return None
-        if not self.deliveries.cancel(message_id):
+        if not self.inbox.cancel(message_id):
             return False
         try:
-            return await self.storage.messages.cancel(message_id, shelf.tenure.claim, reply=cancelled(message_id))
+            return await self.storage.messages.cancel(message_id, shard.tenure.claim, reply=cancelled(message_id))
         except PersistenceError:
-            self.deliveries.uncancel(message_id)
+            self.inbox.uncancel(message_id)
             raise
 
     async def stop(self) -> None:
         """Stop everything that is left, within a few seconds, even if user code ignores its cancellation."""
-        if self.sweeping is not None:
-            await self.sweeping.stop()
-        if self.deliveries is not None:
-            await self.deliveries.suspects.stop()
+        if self.poller is not None:
+            await self.poller.stop()
+        if self.inbox is not None:
+            await self.inbox.suspects.stop()
         for shard in list(self._shards.values()):
             shard.abandon()
-        await settled([work.task for work in self.handlers.waiting], limit_s=STUBBORN_S)
-        await self.farewells.stop()
+        await settled([work.task for work in self.handlers.waiting if work.task is not None], limit_s=STUBBORN_S)
+        await self.deactivations.stop()
         await self.handlers.close()
-        self.idling.stop()
+        self.idle.stop()
 
     # Placement
 
@@ -285,7 +275,7 @@ class Host:
             return
         work.resident = resident
         if work.chain and _waits_for_itself(resident, work):
-            self.answers.refuse(work, ReentrantCall(target=work.target, chain=_shown(work)))
+            self.responder.refuse(work, ReentrantCall(target=work.target, chain=_shown(work)))
         elif resident.running < resident.limit:
             self.handlers.admit(work)
         else:
@@ -298,7 +288,7 @@ class Host:
             work.began_ns = self.clock.steady_ns()
             self.handlers.expect(work.deadline_s)
         else:
-            self.answers.refuse(work, MailboxFull(entity=resident.address, waiting=most))
+            self.responder.refuse(work, MailboxFull(entity=resident.address, waiting=most))
 
     # Activations
 
@@ -307,13 +297,13 @@ class Host:
         number = shard_number(hosted.type.name, work.entity_id, self.settings.shards)
         shard = self._shards.get(ShardId(hosted.type.group, number))
         if shard is None or not shard.tenure.held:
-            self.answers.not_mine(work)
+            self.responder.not_mine(work)
             return None
         goodbye = None
         if self.counts.resident >= self.settings.resident_entities:
-            idle = self.idling.longest()
+            idle = self.idle.longest()
             if idle is None:
-                self.answers.refuse(
+                self.responder.refuse(
                     work, RunnerFull(runner=self.name, entity=work.address, resident=self.counts.resident)
                 )
                 return None
@@ -334,24 +324,24 @@ class Host:
         del hosted.entities[resident.id], resident.shard.residents[resident]
         if hosted.failing:
             hosted.failing.pop(resident.id, None)
-        self.idling.forget(resident)
+        self.idle.forget(resident)
         self.counts.resident -= 1
         if not resident.running:
-            self.farewells.begin(resident)
-        return [] if mailbox is None else mailbox.take_all()
+            self.deactivations.begin(resident)
+        return [] if mailbox is None else mailbox.pop_all()
 
     def _evict(self, resident: Resident) -> asyncio.Future[Any] | None:
         """Deactivate an idle entity. Returns its deactivation, if that takes time."""
         self.retire(resident)
         return resident.hosted.leaving.get(resident.id)
 
-    def rests(self, resident: Resident) -> None:
+    def became_idle(self, resident: Resident) -> None:
         """None of its calls runs any more: it becomes idle, or is deactivated."""
         if not resident.is_leaving:
             if not resident.is_kept:
-                self.idling.rest(resident)
+                self.idle.add(resident)
             return
-        self.farewells.begin(resident)
+        self.deactivations.begin(resident)
         if not resident.shard.is_open:
             resident.shard.quieten()
 
@@ -367,9 +357,9 @@ class Host:
             failing = resident.hosted.failing
             if not failing:  # one line per type: after a roll-back all its entities may fail
                 stack = None if isinstance(cause, CoterieError) else cause
-                log.error("%s cannot begin: %s", resident.address, said(cause), exc_info=stack)
+                log.error("%s could not be activated: %s", resident.address, said(cause), exc_info=stack)
             failing[resident.id] = type(cause).__name__
-        resident.hosted.stillborn.value += 1
+        resident.hosted.failed_activations.value += 1
         resident.not_before_s = self._loop.time() + backoff_s(resident.hosted, resident.failures, self._chance)
 
     def closed(self, shard: ShardOccupant) -> None:
@@ -377,8 +367,8 @@ class Host:
         if self._shards.get(shard.id) is shard:
             del self._shards[shard.id]
         self._ending[shard.id] = shard
-        if self.deliveries is not None:
-            self.deliveries.close(shard.tenure)
+        if self.inbox is not None:
+            self.inbox.close(shard.tenure)
 
     def quiet(self, shard: ShardOccupant) -> None:
         """No call of a released shard runs any more."""

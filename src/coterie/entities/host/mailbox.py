@@ -43,7 +43,7 @@ class Mailbox:
         self._waiting.append(work)
         return True
 
-    def take(self) -> Work | None:
+    def pop(self) -> Work | None:
         """The next call whose caller still waits. Returns None if there is none."""
         while self._waiting:
             work = self._waiting.popleft()
@@ -51,13 +51,13 @@ class Mailbox:
                 return work
         return None
 
-    def take_all(self) -> list[Work]:
+    def pop_all(self) -> list[Work]:
         """All calls whose callers still wait, in order."""
         taken = [work for work in self._waiting if work.is_open]
         self._waiting.clear()
         return taken
 
-    def take_expired(self, now_s: float) -> tuple[list[Work], float]:
+    def pop_expired(self, now_s: float) -> tuple[list[Work], float]:
         """The calls whose deadline has passed, and the earliest deadline of the others."""
         expired = [work for work in self._waiting if work.is_open and work.deadline_s <= now_s]
         if expired:

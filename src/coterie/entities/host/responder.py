@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from coterie.entities.calls.wire import pack_failure
 from coterie.entities.rpc import nearest
-from coterie.errors import CoterieError, RunnerUnavailable, SendTimeout
+from coterie.errors import CoterieError, RunnerUnavailable, SendTimeout, UnknownEntity
 from coterie.kernel import metrics
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class Responder:
             MalformedMessage: The value does not fit the annotation; nothing was sent.
         """
         if work.is_open:
-            self.say(work, b"" if work.rpc.is_stream else work.rpc.encode_result(value))
+            self.send_result(work, b"" if work.rpc.is_stream else work.rpc.encode_result(value))
 
-    def say(self, work: Work, body: bytes) -> None:
+    def send_result(self, work: Work, body: bytes) -> None:
         """Send an encoded result, or the end of a stream."""
-        if not (work.is_open and self._may_say(work)):
+        if not (work.is_open and self._may_answer(work)):
             return
         self._counts.replied += 1
         work.rpc.counted.ok.value += 1
@@ -55,7 +55,7 @@ class Responder:
 
     def fail(self, work: Work, error: BaseException) -> None:
         """The handler raised, or the entity could not be activated."""
-        if work.is_open and self._may_say(work):
+        if work.is_open and self._may_answer(work):
             self._counts.failed += 1
             counted = work.rpc.counted
             (counted.failed if nearest(error, work.rpc.errors) is None else counted.declared).value += 1
@@ -66,7 +66,9 @@ class Responder:
         if work.is_open:
             work.is_open = False
             self._counts.refused += 1
-            _refused(work, error.code)
+            # An unknown entity type gets no label, so that callers cannot create label values.
+            entity_type = "" if isinstance(error, UnknownEntity) else work.entity_type
+            metrics.REFUSED.of(entity_type, error.code).value += 1
             work.refuse(error)
 
     def not_mine(self, work: Work) -> None:
@@ -74,24 +76,19 @@ class Responder:
         if work.is_open:
             work.is_open = False
             self._counts.refused += 1
-            _refused(work, "not_mine")
+            metrics.REFUSED.of(work.entity_type, "not_mine").value += 1
             work.not_mine()
 
     def cut_short(self, work: Work, problem: str) -> None:
         """The call may have run, and its outcome can no longer be sent."""
         self.refuse(work, RunnerUnavailable(runner=self._runner, target=work.target, problem=problem, sent=True))
 
-    def _may_say(self, work: Work) -> bool:
+    def _may_answer(self, work: Work) -> bool:
         if work.resident.shard.tenure.held:
             work.is_open = False
             return True
         self.cut_short(work, "it lost the shard while the call ran")
         return False
-
-
-def _refused(work: Work, reason: str) -> None:
-    """Count the refusal. Unknown entity types get no label, so that callers cannot create label values."""
-    metrics.REFUSED.of("" if work.rpc is None else work.entity_type, reason).value += 1
 
 
 def timed_out(work: Work) -> SendTimeout:

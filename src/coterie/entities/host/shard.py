@@ -12,16 +12,11 @@ from coterie.work.limits import STUBBORN_S, settled
 if TYPE_CHECKING:
     from contextvars import Context
 
-    from coterie.cluster import Cluster
-    from coterie.entities.host.activation import HostCounts, Resident
-    from coterie.entities.host.deactivation import Deactivations
+    from coterie.entities.host.activation import Resident
     from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
-    from coterie.kernel.clock import Clock
     from coterie.kernel.ids import ShardId
-    from coterie.kernel.service import Tasks
     from coterie.ownership.seats import Tenure
-    from coterie.storage.interface import Storage
 
 log = logging.getLogger("coterie.entities")
 
@@ -53,53 +48,14 @@ class ShardOccupant:
         self.busy = 0
         """Calls that run, or are about to."""
         self.former = former
-        self._host = host
+        self.host = host
         self._quiet = asyncio.Event()
-
-    @property
-    def cluster(self) -> Cluster | None:
-        """The value of `self.cluster` in entities."""
-        return self._host.cluster
-
-    @property
-    def storage(self) -> Storage | None:
-        """Stores states and messages; None for a probe."""
-        return self._host.storage
-
-    @property
-    def transaction_limit_s(self) -> float:
-        """The time limit of a handler's transaction."""
-        return self._host.settings.transaction_limit.total_seconds()
-
-    @property
-    def clock(self) -> Clock:
-        """The runner's clock."""
-        return self._host.clock
-
-    @property
-    def counts(self) -> HostCounts:
-        """The runner's counters."""
-        return self._host.counts
-
-    @property
-    def farewells(self) -> Deactivations:
-        """The runner's deactivations."""
-        return self._host.farewells
-
-    @property
-    def tasks(self) -> Tasks:
-        """The tasks of the entities' resources."""
-        return self._host.tasks
-
-    def rest(self, resident: Resident) -> None:
-        """One of its entities becomes idle."""
-        self._host.idling.rest(resident)
 
     def quieten(self) -> None:
         """Mark the shard as quiet if no call runs any more."""
         if not self.busy:
             self._quiet.set()
-            self._host.quiet(self)
+            self.host.quiet(self)
 
     async def wait_quiet(self, limit_s: float) -> None:
         """Wait until none of its calls runs any more, at most for the limit."""
@@ -114,14 +70,16 @@ class ShardOccupant:
         """
         self._close()
         self._dismiss_unbegun()
-        limit_s = self._host.settings.drain.total_seconds()
+        limit_s = self.host.settings.drain.total_seconds()
         await self.wait_quiet(limit_s)
         for work in self._begun():
-            self._host.answers.cut_short(work, f"it gave up the shard, and the handler did not end within {limit_s:g}s")
-            self._host.handlers.stop(work)
+            self.host.responder.cut_short(
+                work, f"it gave up the shard, and the handler did not end within {limit_s:g}s"
+            )
+            self.host.handlers.stop(work)
         await self.wait_quiet(STUBBORN_S)
         if self.busy:
-            log.error("shard %s is given up while %d handlers ignore their cancellation", self.id, self.busy)
+            log.error("shard %s is released while %d handlers ignore their cancellation", self.id, self.busy)
         await settled(self.leaving)
 
     def abandon(self) -> None:
@@ -129,28 +87,28 @@ class ShardOccupant:
         self._close()
         self._dismiss_unbegun()
         for work in self._begun():
-            self._host.answers.cut_short(work, "it lost the shard while the call ran")
-            self._host.handlers.stop(work)
+            self.host.responder.cut_short(work, "it lost the shard while the call ran")
+            self.host.handlers.stop(work)
 
     def _close(self) -> None:
         """Accept no more calls; deactivate idle entities now, busy ones when their calls have ended."""
         if not self.is_open:
             return
         self.is_open = False
-        self._host.closed(self)
+        self.host.closed(self)
         for resident in list(self.residents):
-            for work in self._host.retire(resident):
-                self._host.answers.not_mine(work)
+            for work in self.host.retire(resident):
+                self.host.responder.not_mine(work)
         self.quieten()
 
     def _dismiss_unbegun(self) -> None:
         for work in self._mine():
             if not work.has_begun:
-                self._host.answers.not_mine(work)
-                self._host.handlers.stop(work)
+                self.host.responder.not_mine(work)
+                self.host.handlers.stop(work)
 
     def _begun(self) -> list[Work]:
         return [work for work in self._mine() if work.has_begun]
 
     def _mine(self) -> list[Work]:
-        return [work for work in self._host.handlers.waiting if work.resident.shard is self]
+        return [work for work in self.host.handlers.waiting if work.resident.shard is self]

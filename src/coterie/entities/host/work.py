@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from coterie.entities.calls.wire import Envelope
+    from coterie.entities.host.activation import Resident
+    from coterie.entities.persisted.commit import HandlerEffects
+    from coterie.entities.rpc import Rpc
     from coterie.errors import CoterieError
     from coterie.kernel.context import ClusterContext
 
 Chain = tuple[tuple[str, str], ...]
 """The callers that await a call, outermost first: address (`Account/alice`) and id of each message being handled."""
+
+LATER: Any = None
+"""The default of a field that is set right after creation, and has its real type from then on."""
 
 
 class Work(Struct, eq=False):
@@ -40,10 +49,10 @@ class Work(Struct, eq=False):
     key: str | None = None
     trace_id: str | None = None
     attempt: int = 1
-    resident: Any = None  # the `Resident` that it is for
-    rpc: Any = None  # the `Rpc`
-    ledger: Any = None  # the `HandlerEffects` of its handler, if it has any
-    task: Any = None  # the task that runs it, once it has suspended
+    resident: Resident = LATER
+    rpc: Rpc = LATER
+    ledger: HandlerEffects | None = None  # the effects of its handler, if it has any
+    task: asyncio.Task[Any] | None = None  # the task that runs it, once it has suspended
     has_begun: bool = False  # whether its handler has started: until then it can be sent elsewhere
     began_ns: int = 0  # when its turn came, on the steady clock; while it waits in a mailbox: since when
     is_stopped: bool = False  # whether that task was cancelled
@@ -51,6 +60,22 @@ class Work(Struct, eq=False):
     """Whether the caller still waits for the answer."""
     is_stored: ClassVar[bool] = False
     """Whether it is persisted, so that its end has to be committed."""
+
+    @classmethod
+    def from_envelope(cls, envelope: Envelope, deadline_s: float) -> Self:
+        """The work of a call as its caller describes it."""
+        return cls(
+            envelope.entity_type,
+            envelope.entity_id,
+            envelope.method,
+            envelope.payload,
+            deadline_s,
+            envelope.within_s,
+            envelope.message_id,
+            envelope.chain,
+            envelope.key,
+            envelope.trace_id or envelope.message_id,
+        )
 
     def reply(self, body: bytes) -> None:
         """Send the result, as encoded by `rpc.encode_result`."""
@@ -92,8 +117,7 @@ class Work(Struct, eq=False):
 
     def cluster_context(self) -> ClusterContext:
         """The value of `current()` in the handler; created on demand, since most handlers never use it."""
-        context: ClusterContext = self.resident.context_of(self)
-        return context
+        return self.resident.context_of(self)
 
 
 handling: ContextVar[Work | None] = ContextVar("coterie_handling", default=None)

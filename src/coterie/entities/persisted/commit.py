@@ -1,4 +1,4 @@
-"""Commits the effects of a handler before its reply is sent (B3).
+"""Collects the effects of a handler, and commits them before its reply is sent (B3).
 
 handler ended ──▶ reply, changed state, messages sent, the user's SQL ──▶ one commit ──▶ "written": reply, hand over
                                                                              │
@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from coterie.entities.calls.wire import FAILED, MARK, pack_failure
 from coterie.entities.idempotency_key import shown_key
-from coterie.entities.persisted.effects import BARE, ENDED, ledger_of
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
 from coterie.kernel import chaos, metrics
@@ -30,8 +29,59 @@ if TYPE_CHECKING:
     from coterie.entities.host.activation import Resident
     from coterie.entities.host.responder import Responder
     from coterie.entities.host.work import Work
-    from coterie.entities.persisted.effects import HandlerEffects
     from coterie.storage.contracts.messages import Committed, Message, MessageStore, StateChange, Transaction
+
+
+class HandlerEffects:
+    """The effects of one call of one handler.
+
+    Created at first use (`ledger_of`): most volatile calls have none, most persisted messages only `BARE`.
+    """
+
+    __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "transaction")
+
+    def __init__(self) -> None:
+        self.sends: list[Message] = []
+        """Messages that the handler sent: stored when it succeeds, then handed over."""
+        self.transaction: Transaction | None = None
+        """The handler's own SQL, begun and not rolled back."""
+        self.in_block = False
+        """Whether the handler is inside `async with self.transaction()`."""
+        self.forgets = False
+        """Whether the entity's state is to be deleted."""
+        self.calls = 0
+        """The number of persisted calls that the handler awaited: a retry finds them again by their numbers [M6]."""
+        self.is_open = True
+        """Whether the handler is still running: tasks that it left behind can no longer add effects."""
+
+    def number_call(self) -> int:
+        """The number of the next persisted call that the handler awaits, from 1."""
+        self.calls += 1
+        return self.calls
+
+
+BARE = HandlerEffects()
+"""Stands for a persisted message without effects yet: its end is committed in any case."""
+
+
+def has_ended(work: Work) -> bool:
+    """Whether the handler of a started work has ended, so that the caller of this is a task that it left behind."""
+    if work.ledger is None:  # volatile: closed when it has ended, or when its caller is gone and it is stopped
+        return not work.is_open and not work.is_stopped
+    return not work.ledger.is_open
+
+
+ENDED = HandlerEffects()
+"""Stands for an ended call whose only effects are its reply and its state: closed while these are committed."""
+ENDED.is_open = False
+
+
+def ledger_of(work: Work) -> HandlerEffects:
+    """The effects of a running work, created at first use."""
+    if work.ledger is None or work.ledger is BARE:
+        work.ledger = HandlerEffects()
+    return work.ledger
+
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 """Pauses between two tries to commit while the database is unreachable: a short outage only delays a reply."""
@@ -67,13 +117,13 @@ class Commits:
     def __init__(
         self,
         messages: MessageStore | None,
-        answers: Responder,
+        responder: Responder,
         handles: HandlerRunner,
         hand_over: Callable[[Message], None],
         most_bytes: int,
     ) -> None:
         self._messages = messages
-        self._answers = answers
+        self._responder = responder
         self._handles = handles
         self._hand_over = hand_over
         self._most_bytes = most_bytes
@@ -84,7 +134,7 @@ class Commits:
         rpc, resident = work.rpc, work.resident
         try:
             body = b"" if rpc.is_stream else rpc.result.checked(value, rpc.result_what)
-            change = None if resident.kept is None else _change(work)
+            change = _change(work)
             if change is not None or len(body) > self._most_bytes:
                 self._require_small(work, body, change)
         except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler is at fault
@@ -102,7 +152,7 @@ class Commits:
         if work.is_stored:
             self._save(work, FAILED + pack_failure(error, work.rpc.errors), None)
             return
-        self._answers.fail(work, error)
+        self._responder.fail(work, error)
         self._handles.ended(work.resident, work)
 
     def undo(self, work: Work) -> None:
@@ -130,7 +180,7 @@ class Commits:
             require_small(change.value, what=f"the state of {work.address}", most_bytes=self._most_bytes)
 
     def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
-        ledger: HandlerEffects | None = None if work.ledger is BARE else work.ledger
+        ledger = None if work.ledger is BARE else work.ledger
         if ledger is None:
             work.ledger = ENDED
         else:
@@ -163,11 +213,11 @@ class Commits:
         if isinstance(error, PersistenceError) and error.outcome == "refused":
             self._handles.raised(work, error)
         elif isinstance(error, PersistenceError):
-            self._tasks.spawn(self._insist(work, write), name=f"commit {work.target} again")
+            self._tasks.spawn(self._retry(work, write), name=f"commit {work.target} again")
         else:
             self._lost(work, f"it could not be saved: {error!r}")
 
-    async def _insist(self, work: Work, write: Commit) -> None:
+    async def _retry(self, work: Work, write: Commit) -> None:
         """Retry until the outcome is known or the seat is lost. The epoch identifies a try that had committed."""
         assert self._messages is not None, "it failed to save"
         pause_s = _PAUSE_S
@@ -191,20 +241,20 @@ class Commits:
         if chaos.on:
             await chaos.point("committing.before_transaction")
         try:
-            told = await transaction.commit(write)
+            outcome = await transaction.commit(write)
         except Exception as error:  # noqa: BLE001 our own errors, or a user's statement that failed
             self._handles.raised(work, error)
         else:
-            self.judge(work, write, told)
+            self.judge(work, write, outcome)
 
-    def judge(self, work: Work, write: Commit, told: Committed, *, is_new: bool = True) -> None:
+    def judge(self, work: Work, write: Commit, outcome: Committed, *, is_new: bool = True) -> None:
         """Act on the outcome of a commit."""
-        if told == "written":
+        if outcome == "written":
             self.written(work, write, is_new=is_new)
-        elif told == "stale":
+        elif outcome == "stale":
             problem = "its state is of another version than the one that was loaded"
             self._handles.raised(work, PersistenceError(doing=f"save the state of {work.address}", problem=problem))
-        elif told == "taken":
+        elif outcome == "taken":
             self._handles.raised(work, _conflict(work, write))
         else:
             self._lost(work, "it lost the shard before the reply was saved")
@@ -222,7 +272,7 @@ class Commits:
                 work.rpc.counted.done.value += 1
             work.reply(write.reply)
         else:
-            self._answers.say(work, write.reply)
+            self._responder.send_result(work, write.reply)
         for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner polls it
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
@@ -233,7 +283,7 @@ class Commits:
     def _lost(self, work: Work, problem: str) -> None:
         """Nothing was committed under our epoch, and the instance's memory differs from what is stored: discard it."""
         self.undo(work)
-        self._answers.cut_short(work, problem)
+        self._responder.cut_short(work, problem)
         self._handles.dropped(work.resident)
         self._handles.ended(work.resident, work)
 
@@ -241,32 +291,29 @@ class Commits:
 class PendingCommit(Struct, eq=False, gc=False):
     """Receives the result of a handler's commit (a `Waiter` of the group commit), without a future or a task."""
 
-    committing: Any
-    work: Any
+    commits: Commits
+    work: Work
     write: Commit
 
-    def set_result(self, told: Committed) -> None:
+    def set_result(self, outcome: Committed) -> None:
         """The outcome of the commit is known."""
-        if told == "written":
-            self.committing.written(self.work, self.write)
+        if outcome == "written":
+            self.commits.written(self.work, self.write)
         else:
-            self.committing.judge(self.work, self.write, told)
+            self.commits.judge(self.work, self.write, outcome)
 
     def set_exception(self, error: BaseException) -> None:
         """The commit failed, or its outcome is unknown."""
-        self.committing.failed(self.work, self.write, error)
+        self.commits.failed(self.work, self.write, error)
 
 
 def _change(work: Work) -> StateChange | None:
-    resident = work.resident
-    kept = resident.kept
-    if resident.entity is None:
+    kept, entity = work.resident.kept, work.resident.entity
+    if kept is None or entity is None:
         return None
     if work.ledger is not None and work.ledger.forgets:
-        removal: StateChange = kept.removal()
-        return removal
-    change: StateChange | None = kept.change(resident.entity.state)
-    return change
+        return kept.removal()
+    return kept.change(entity.state)
 
 
 def _conflict(work: Work, write: Commit) -> KeyConflict:

@@ -23,8 +23,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from coterie.entities.calls.wire import LOOK, described
-from coterie.entities.host.work import Work
-from coterie.entities.persisted.effects import BARE
+from coterie.entities.host.work import LATER, Work
+from coterie.entities.persisted.commit import BARE
 from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import MailboxFull, MalformedMessage, NewerVersion, PersistenceError, RunnerFull, UnknownEntity
 from coterie.kernel import metrics
@@ -50,26 +50,26 @@ _EARLY_MOST = 1_000
 class StoredCall(Work, eq=False):
     """A persisted message. It has no deadline: it runs even if its caller stops waiting."""
 
-    deliveries: Any = None  # the `Inbox` that it belongs to
-    shelf: Any = None  # the `ShardInbox` of its shard
+    inbox: Inbox = LATER
+    shard_inbox: ShardInbox = LATER
     due_s: float = 0.0  # when it becomes due, by the database's clock
     is_stored: ClassVar[bool] = True
 
     def reply(self, body: bytes) -> None:
-        self.deliveries.completed(self, body)
+        self.inbox.completed(self, body)
 
     def failed(self, failure: bytes) -> None:
         raise AssertionError(f"{self.target} is stored: its failures are committed, not answered: {failure!r}")
 
     def refuse(self, error: CoterieError) -> None:
-        self.deliveries.refused(self, error)
+        self.inbox.refused(self, error)
 
     def not_mine(self) -> None:
-        self.deliveries.dropped(self)
+        self.inbox.dropped(self)
 
     def set_back(self, error: BaseException) -> None:
         """Record that this attempt failed."""
-        self.deliveries.failed(self, error)
+        self.inbox.failed(self, error)
 
 
 class ShardInbox:
@@ -109,7 +109,7 @@ class ShardInbox:
         else:  # later messages of the entity must not overtake it [M5]
             self.later.add((delivery.entity_type, delivery.entity_id))
 
-    def leaves(self, address: tuple[str, str]) -> bool:
+    def holds_back(self, address: tuple[str, str]) -> bool:
         """Whether messages of an entity stay in storage for now."""
         return address in self.left or address in self.blocked
 
@@ -153,16 +153,15 @@ class Inbox:
     """
 
     def __init__(self, host: Host, messages: MessageStore, *, chance: Random, wake: Callable[[], None]) -> None:
-        self.shelves: dict[str, ShardInbox] = {}
-        self.inbox: dict[str, StoredCall] = {}
+        self.shards: dict[str, ShardInbox] = {}
+        self.works: dict[str, StoredCall] = {}
         self.returned = 0
         """The number of messages in memory that had not started when their shard was released."""
-        self._host, self._serve = host, host.prompt.serve
+        self._host, self._serve = host, host.dispatch.serve
         self._messages = messages
         self._chance = chance
         self._wake = wake
         self._loop = asyncio.get_running_loop()
-        self._time = self._loop.time
         self._waiters: dict[str, list[Waiter]] = {}
         self._ended: dict[str, None] = {}
         self._ended_before: dict[str, None] = {}
@@ -184,16 +183,16 @@ class Inbox:
 
     def open(self, tenure: Tenure) -> None:
         """Open the inbox of a shard whose seat was taken."""
-        self.shelves[tenure.seat] = ShardInbox(tenure)
+        self.shards[tenure.seat] = ShardInbox(tenure)
         self._wake()
 
     def close(self, tenure: Tenure) -> None:
         """Close the inbox of a shard that is released: its next owner runs what has not started."""
-        shelf = self.shelves.get(tenure.seat)
-        if shelf is None or shelf.tenure is not tenure:
+        shard = self.shards.get(tenure.seat)
+        if shard is None or shard.tenure is not tenure:
             return
-        del self.shelves[tenure.seat]
-        left = [work for work in shelf.works.values() if not work.has_begun]
+        del self.shards[tenure.seat]
+        left = [work for work in shard.works.values() if not work.has_begun]
         self.returned += len(left)
         for work in left:
             self.dropped(work)
@@ -214,7 +213,7 @@ class Inbox:
 
     def knows(self, message_id: str) -> bool:
         """Whether a message is in memory or ended here recently."""
-        return message_id in self.inbox or self._has_ended(message_id)
+        return message_id in self.works or self._has_ended(message_id)
 
     def _has_ended(self, message_id: str) -> bool:
         return message_id in self._ended or message_id in self._ended_before
@@ -251,11 +250,11 @@ class Inbox:
             is_due: Whether it was due when it was stored, so that the database's clock is past `due_s`.
             arrived_s: When it was read from a socket, if in this loop iteration: then it may start at once.
         """
-        message_id, shelf = delivery.id, self.shelves.get(delivery.seat)
+        message_id, shard = delivery.id, self.shards.get(delivery.seat)
         if (
-            shelf is None
-            or shelf.tenure.ended  # whether the tenure is trusted is checked when it starts
-            or (epoch and epoch != shelf.tenure.claim.epoch)
+            shard is None
+            or shard.tenure.ended  # whether the tenure is trusted is checked when it starts
+            or (epoch and epoch != shard.tenure.claim.epoch)
             or message_id in self._ended
             or message_id in self._ended_before
         ):
@@ -263,18 +262,18 @@ class Inbox:
             return
         if waiter is not None:
             self._waiters.setdefault(message_id, []).append(waiter)
-        if message_id in self.inbox:
+        if message_id in self.works:
             return
         if again:
             if waiter is None:  # one before it was left in storage: the next ones wait for the sweep too [M5]
-                shelf.blocked.add((delivery.entity_type, delivery.entity_id))
+                shard.blocked.add((delivery.entity_type, delivery.entity_id))
             self._wake()
-        elif shelf.is_read:
-            self._take(delivery, shelf, swept=False, is_due=is_due, arrived_s=arrived_s)
+        elif shard.is_read:
+            self._accept(delivery, shard, swept=False, is_due=is_due, arrived_s=arrived_s)
         else:
-            shelf.wait(delivery, is_due=is_due)
+            shard.wait(delivery, is_due=is_due)
 
-    def leave(self, message_id: str, waiter: Waiter) -> None:
+    def remove_waiter(self, message_id: str, waiter: Waiter) -> None:
         """Remove a waiter that no longer waits. The message stays."""
         waiting = self._waiters.get(message_id, [])
         if waiter in waiting:
@@ -282,78 +281,84 @@ class Inbox:
             if not waiting:
                 del self._waiters[message_id]
 
-    def arrived(self, delivery: Delivery | Handover, *, swept: bool = False, is_due: bool = False) -> None:
+    def accept(self, delivery: Delivery | Handover, *, swept: bool = False, is_due: bool = False) -> None:
         """Take a message, handed over a while ago or read from storage, unless it is in memory already."""
-        shelf = self.shelves.get(delivery.seat)
-        if shelf is not None and not self.knows(delivery.id):
-            self._take(delivery, shelf, swept=swept, is_due=is_due)
+        shard = self.shards.get(delivery.seat)
+        if shard is not None and not self.knows(delivery.id):
+            self._accept(delivery, shard, swept=swept, is_due=is_due)
 
-    def _take(
-        self, delivery: Delivery | Handover, shelf: ShardInbox, *, swept: bool, is_due: bool, arrived_s: float = 0.0
+    def _accept(
+        self,
+        delivery: Delivery | Handover,
+        shard: ShardInbox,
+        *,
+        swept: bool,
+        is_due: bool,
+        arrived_s: float = 0.0,
     ) -> None:
         """Take a message that is not in memory."""
-        address, due_s, time = (delivery.entity_type, delivery.entity_id), delivery.due_s, self._time
-        late_s = time() + self._offset_s - due_s
+        address, due_s = (delivery.entity_type, delivery.entity_id), delivery.due_s
+        late_s = self.now_s() - due_s
         if is_due and late_s < 0:  # our estimate of that clock is behind: the message would wait for a sweep
             self._offset_s, late_s = self._offset_s - late_s, 0.0
-        if not swept and (address in shelf.left or address in shelf.blocked):
-            shelf.later.add(address)  # the messages behind it stay in storage too, until a whole round has passed
-        elif address in shelf.blocked:
+        if not swept and (address in shard.left or address in shard.blocked):
+            shard.later.add(address)  # the messages behind it stay in storage too, until a whole round has passed
+        elif address in shard.blocked:
             return
         elif not swept and (late_s > _FRESH_S or delivery.id in self._doubted or delivery.id in self._doubted_before):
-            shelf.blocked.add(address)  # a sweep may have run it since: storage decides
+            shard.blocked.add(address)  # a sweep may have run it since: storage decides
             self._wake()
-        elif late_s < (0.0 if delivery.suspicion else -AHEAD_S) or len(self.inbox) >= MEMORY_MOST:
+        elif late_s < (0.0 if delivery.suspicion else -AHEAD_S) or len(self.works) >= MEMORY_MOST:
             if late_s >= 0:
-                shelf.blocked.add(address)
+                shard.blocked.add(address)
         else:
-            work = self._work(delivery, shelf)
+            work = self._put(shard, delivery, message_id=delivery.id, attempt=delivery.attempts + 1)
             if late_s < 0:
-                self._later(work, due_s)
+                self._schedule(work, due_s)
             elif delivery.suspicion:
                 self.suspects.add(work, delivery)
             elif not (arrived_s and self._serve(work, arrived_s)):
                 self._host.deliver(work)
 
-    def read(self, shelf: ShardInbox) -> None:
+    def read(self, shard: ShardInbox) -> None:
         """End a round of sweeps that has read all that was pending for a shard."""
-        shelf.caught_up()
-        shelf.is_read = True
-        while shelf.early:
-            delivery, is_due = shelf.early.popleft()
-            self.arrived(delivery, is_due=is_due)
+        shard.caught_up()
+        shard.is_read = True
+        while shard.early:
+            delivery, is_due = shard.early.popleft()
+            self.accept(delivery, is_due=is_due)
 
-    def _work(self, delivery: Delivery | Handover, shelf: ShardInbox) -> StoredCall:
+    def _put(
+        self, shard: ShardInbox, message: Delivery | Handover | StoredCall, *, message_id: str, attempt: int
+    ) -> StoredCall:
+        """Put the work of an attempt into memory. Each attempt has its own: the host is done with the last one."""
         work = StoredCall(
-            delivery.entity_type,
-            delivery.entity_id,
-            delivery.method,
-            delivery.payload,
-            math.inf,
-            math.inf,
-            delivery.id,
-            (),
-            delivery.key,
-            delivery.trace_id or delivery.id,
-            delivery.attempts + 1,
+            entity_type=message.entity_type,
+            entity_id=message.entity_id,
+            method=message.method,
+            payload=message.payload,
+            deadline_s=math.inf,
+            within_s=math.inf,
+            message_id=message_id,
+            key=message.key,
+            trace_id=message.trace_id or message_id,
+            attempt=attempt,
+            ledger=BARE,
+            inbox=self,
+            shard_inbox=shard,
         )
-        return self._put(shelf, work)
-
-    def _put(self, shelf: ShardInbox, work: StoredCall) -> StoredCall:
-        """Put the work of an attempt into memory."""
-        work.ledger, work.deliveries, work.shelf = BARE, self, shelf
-        self.inbox[work.message_id] = shelf.works[work.message_id] = work
+        self.works[message_id] = shard.works[message_id] = work
         return work
 
     # Messages that are due later
 
     def hasten(self, row: PendingMessages) -> None:
         """Drop a waiting message that storage says is due much earlier, so that it is read again (K6)."""
-        work = self.inbox.get(row.id)
+        work = self.works.get(row.id)
         if work is not None and work.due_s > max(self.now_s(), row.due_at.timestamp() + _HASTE_S):
             self._forget(work)
 
-    def _later(self, work: StoredCall, due_s: float) -> None:
+    def _schedule(self, work: StoredCall, due_s: float) -> None:
         work.due_s = due_s
         heapq.heappush(self._due, (due_s, next(self._numbers), work))
         if self._due[0][2] is work:
@@ -362,14 +367,14 @@ class Inbox:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._due[0][0] - self._offset_s, self._ring) if self._due else None
+        self._timer = self._loop.call_at(self._due[0][0] - self._offset_s, self._on_timer) if self._due else None
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         try:
             while self._due and self._due[0][0] <= self.now_s():
                 _, _, work = heapq.heappop(self._due)
-                if self.inbox.get(work.message_id) is work:
+                if self.works.get(work.message_id) is work:
                     self._deliver_due(work)
         finally:
             self._arm()
@@ -377,29 +382,31 @@ class Inbox:
     def _deliver_due(self, work: StoredCall) -> None:
         work.due_s = 0.0  # it no longer waits, even if the database's clock is set back
         try:
-            if work.shelf.leaves((work.entity_type, work.entity_id)):
+            if work.shard_inbox.holds_back((work.entity_type, work.entity_id)):
                 self._leave_in_storage(work)
             else:
                 self._host.deliver(work)
         except Exception:  # the other due messages must still run; a sweep finds this one again
-            log.exception("message %s could not be delivered when it was due: it is tried again", work.message_id)
+            log.exception(
+                "message %s could not be delivered when it was due; it is read again from storage", work.message_id
+            )
             self._forget(work)
 
     # How a message ends
 
     def completed(self, work: StoredCall, body: bytes) -> None:
         """Record that its end is committed, and pass the reply to its waiters."""
-        message_id, shelf = work.message_id, work.shelf
+        message_id, shard = work.message_id, work.shard_inbox
         self._forget(work)
         self._remember_ended(message_id)
-        if shelf.left or shelf.blocked:
-            self._has_left(work)
+        if shard.left or shard.blocked:
+            self._wake_if_drained(work)
         for waiter in self._waiters.pop(message_id, ()):
             waiter(body)
 
-    def _has_left(self, work: StoredCall) -> None:
+    def _wake_if_drained(self, work: StoredCall) -> None:
         """Wake the poller if this was the last message in memory of an entity whose others were left in storage."""
-        if work.shelf.leaves((work.entity_type, work.entity_id)) and not work.resident.mailbox:
+        if work.shard_inbox.holds_back((work.entity_type, work.entity_id)) and not work.resident.mailbox:
             self._wake()
 
     def dropped(self, work: StoredCall) -> None:
@@ -428,7 +435,9 @@ class Inbox:
         """Handle a failed attempt."""
         work.is_open = False
         if isinstance(error, NewerVersion):  # a runner with the newer program version will run it
-            log.error("%s is left in storage: %s", work.target, error)
+            log.error(
+                "%s stays in storage until a runner with the newer program takes its shard: %s", work.target, error
+            )
             self.suspects.clear(work)
             self._leave_in_storage(work)
             return
@@ -437,7 +446,7 @@ class Inbox:
 
     def cancel(self, message_id: str) -> bool:
         """Take a message out of memory, unless it has started. Returns False if it has."""
-        work = self.inbox.get(message_id)
+        work = self.works.get(message_id)
         if work is not None and work.has_begun:
             return False
         if work is not None:
@@ -452,14 +461,14 @@ class Inbox:
         self._wake()
 
     def _forget(self, work: StoredCall) -> None:
-        if self.inbox.get(work.message_id) is work:
-            del self.inbox[work.message_id]
-            work.shelf.works.pop(work.message_id, None)
+        if self.works.get(work.message_id) is work:
+            del self.works[work.message_id]
+            work.shard_inbox.works.pop(work.message_id, None)
         if self.suspects.current is work:
             self.suspects.ended()
 
     def _is_here(self, work: StoredCall) -> bool:
-        return self.inbox.get(work.message_id) is work
+        return self.works.get(work.message_id) is work
 
     def _is_done(self, work: StoredCall) -> bool:
         return self._has_ended(work.message_id)
@@ -472,19 +481,23 @@ class Inbox:
         """Remove a work from memory and leave its message in storage. Its waiters keep waiting here."""
         work.is_open = False
         self._forget(work)
-        work.shelf.blocked.add((work.entity_type, work.entity_id))
+        work.shard_inbox.blocked.add((work.entity_type, work.entity_id))
 
     def report_unknown(self, entity_type: str) -> None:
         """Log once that messages of an entity type stay in storage: this program lacks the type or a method of it."""
         if entity_type not in self._unknown:
             self._unknown.add(entity_type)
-            log.warning("messages to %s wait: this runner's program does not know all of it", entity_type)
+            log.warning(
+                "messages for entity type %s stay pending: this runner has no such type or method (is a newer version"
+                " deployed elsewhere?)",
+                entity_type,
+            )
 
     # Failed attempts
 
     def _set_back(self, work: StoredCall, error: BaseException, *, again_s: float | None) -> None:
         work.is_open = False
-        write = Setback(work.shelf.tenure.claim, work.message_id, work.attempt, described(error), again_s)
+        write = Setback(work.shard_inbox.tenure.claim, work.message_id, work.attempt, described(error), again_s)
         try:
             saving = self._messages.setback(write)
         except PersistenceError:
@@ -502,25 +515,13 @@ class Inbox:
         if not is_written or again_s is None:
             self.dropped(work)
             return
-        if self.inbox.get(work.message_id) is not work:
+        if self.works.get(work.message_id) is not work:
             return
         self._forget(work)
-        shelf = self.shelves.get(work.shelf.tenure.seat)
-        if shelf is work.shelf and shelf is not None:
-            # A new work for the next attempt: the host is done with this one.
-            following = StoredCall(
-                work.entity_type,
-                work.entity_id,
-                work.method,
-                work.payload,
-                math.inf,
-                math.inf,
-                work.message_id,
-                key=work.key,
-                trace_id=work.trace_id,
-                attempt=work.attempt + 1,
-            )
-            self._later(self._put(shelf, following), self.now_s() + again_s)
+        shard = self.shards.get(work.shard_inbox.tenure.seat)
+        if shard is work.shard_inbox and shard is not None:
+            following = self._put(shard, work, message_id=work.message_id, attempt=work.attempt + 1)
+            self._schedule(following, self.now_s() + again_s)
 
 
 def _tell(waiter: Any, body: bytes) -> None:

@@ -106,8 +106,7 @@ def transaction_here() -> Transaction | None:
     """The open transaction of the running work: of an rpc until it ends, of a leader or a tick inside its block."""
     outer = handling.get()
     if outer is not None and outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
-        mine: Transaction = outer.ledger.transaction
-        return mine
+        return outer.ledger.transaction
     opened = transacting.get()
     return None if opened is None else opened.transaction
 

@@ -81,9 +81,9 @@ class Poller:
     async def poll(self) -> None:
         """Sweep now; return when everything that was pending at the time of this call has been read (K6)."""
         # The current round of a shard may have read before this call, so wait for the one after it.
-        wanted = {seat: (shelf, shelf.rounds + 2) for seat, shelf in self._held().items()}
-        while any(self._held().get(seat) is shelf and shelf.rounds < most for seat, (shelf, most) in wanted.items()):
-            if len(self._deliveries.inbox) < MEMORY_MOST:
+        wanted = {seat: (shard, shard.rounds + 2) for seat, shard in self._held().items()}
+        while any(self._held().get(seat) is shard and shard.rounds < most for seat, (shard, most) in wanted.items()):
+            if len(self._inbox.works) < MEMORY_MOST:
                 self.wake()
             async with self._swept:
                 await self._swept.wait()
@@ -93,9 +93,9 @@ class Poller:
         await self._tasks.stop()
 
     @property
-    def _deliveries(self) -> Inbox:
-        assert self._host.deliveries is not None, "a host with storage has them"
-        return self._host.deliveries
+    def _inbox(self) -> Inbox:
+        assert self._host.inbox is not None, "a host with storage has them"
+        return self._host.inbox
 
     async def _sweep_on(self) -> None:
         asked = False
@@ -106,7 +106,7 @@ class Poller:
             try:
                 behind = await self._sweep()
             except PersistenceError as error:
-                log.warning("stored messages cannot be looked at just now: %s", error)
+                log.warning("pending messages could not be read; the next poll tries again: %s", error)
                 await asyncio.sleep(self._chance.between(_AWAY_S / 2, _AWAY_S))
                 continue
             self.sweeps += 1
@@ -118,10 +118,10 @@ class Poller:
 
     def _is_half_way(self) -> bool:
         """Whether a round of sweeps is not finished."""
-        return any(shelf.mark is not None for shelf in self._held().values())
+        return any(shard.mark is not None for shard in self._held().values())
 
     def _held(self) -> dict[str, ShardInbox]:
-        return {seat: shelf for seat, shelf in self._deliveries.shelves.items() if shelf.tenure.held}
+        return {seat: shard for seat, shard in self._inbox.shards.items() if shard.tenure.held}
 
     async def _pause(self) -> None:
         try:
@@ -134,73 +134,73 @@ class Poller:
 
     async def _sweep(self) -> bool:
         """Run one sweep. Returns whether it left a backlog."""
-        deliveries = self._deliveries
-        shelves = self._held()
-        if not shelves:
+        inbox = self._inbox
+        shards = self._held()
+        if not shards:
             return False
-        await self._suspect(shelves)
-        deliveries.forget_ended()
-        ahead_s = self._ahead_s(shelves)
-        for shelf in shelves.values():
-            if shelf.mark is None:
-                shelf.begin_round()
-        marks: dict[str, Mark | None] = {seat: shelf.mark for seat, shelf in shelves.items()}
+        await self._suspect(shards)
+        inbox.forget_ended()
+        ahead_s = self._ahead_s(shards)
+        for shard in shards.values():
+            if shard.mark is None:
+                shard.begin_round()
+        marks: dict[str, Mark | None] = {seat: shard.mark for seat, shard in shards.items()}
         for _ in range(_PAGES_MOST):
             due = await self._messages.due(marks, ahead_s=ahead_s, most=_PAGE)
-            deliveries.set_clock(due.now.timestamp())
+            inbox.set_clock(due.now.timestamp())
             await self._merge(due.rows)
-            marks = self._follow(shelves, marks, due.rows)
+            marks = self._follow(shards, marks, due.rows)
             if not marks:
                 return False
-            if len(deliveries.inbox) >= MEMORY_MOST:
+            if len(inbox.works) >= MEMORY_MOST:
                 break
         for seat, mark in marks.items():
-            shelves[seat].mark = mark
-        return len(deliveries.inbox) < MEMORY_MOST
+            shards[seat].mark = mark
+        return len(inbox.works) < MEMORY_MOST
 
-    async def _suspect(self, shelves: dict[str, ShardInbox]) -> None:
+    async def _suspect(self, shards: dict[str, ShardInbox]) -> None:
         """Mark what may have killed the previous holder, before any message of its shard runs [C5]."""
-        for shelf in shelves.values():
-            if not shelf.is_suspected:
+        for shard in shards.values():
+            if not shard.is_suspected:
                 found = await self._messages.suspect(
-                    shelf.tenure.claim, self._concurrency(), loss_limit=self._host.settings.loss_limit
+                    shard.tenure.claim, self._concurrency(), loss_limit=self._host.settings.loss_limit
                 )
-                shelf.is_suspected = True
-                _report(shelf.tenure.seat, found)
+                shard.is_suspected = True
+                _report(shard.tenure.seat, found)
 
-    def _ahead_s(self, shelves: dict[str, ShardInbox]) -> float:
+    def _ahead_s(self, shards: dict[str, ShardInbox]) -> float:
         now_s = self._loop.time()
-        if now_s < self._next_ahead_s and all(shelf.is_read for shelf in shelves.values()):
+        if now_s < self._next_ahead_s and all(shard.is_read for shard in shards.values()):
             return 0.0
         self._next_ahead_s = now_s + _AHEAD_EVERY_S
         return AHEAD_S
 
     async def _merge(self, rows: Sequence[PendingMessages]) -> None:
         """Take new messages into memory, in order, while there is room."""
-        deliveries = self._deliveries
+        inbox = self._inbox
         for row in rows:
-            deliveries.hasten(row)
-        new = [row for row in rows if not deliveries.knows(row.id) and self._has_room(row)]
+            inbox.hasten(row)
+        new = [row for row in rows if not inbox.knows(row.id) and self._has_room(row)]
         for at in range(0, len(new), _FETCH):
             batch = new[at : at + _FETCH]
             found = {each.id: each for each in await self._messages.fetch([row.id for row in batch])}
             for row in batch:
                 if (delivery := found.get(row.id)) is not None:
-                    deliveries.arrived(delivery, swept=True)
+                    inbox.accept(delivery, swept=True)
 
     def _has_room(self, row: PendingMessages) -> bool:
         """Whether a message is worth fetching; if not, later messages of its entity stay in storage too."""
-        shelf = self._deliveries.shelves.get(row.seat)
+        shard = self._inbox.shards.get(row.seat)
         address = (row.entity_type, row.entity_id)
-        if shelf is None or address in shelf.blocked:
+        if shard is None or address in shard.blocked:
             return False
         if self._host.has_room(*address):
             return True
-        shelf.blocked.add(address)
+        shard.blocked.add(address)
         return False
 
     def _follow(
-        self, shelves: dict[str, ShardInbox], marks: dict[str, Mark | None], rows: Sequence[PendingMessages]
+        self, shards: dict[str, ShardInbox], marks: dict[str, Mark | None], rows: Sequence[PendingMessages]
     ) -> dict[str, Mark | None]:
         """The seats that have more rows, with the mark to continue from. The others have been read completely."""
         counts: dict[str, int] = dict.fromkeys(marks, 0)
@@ -209,22 +209,22 @@ class Poller:
             counts[row.seat] += 1
             last[row.seat] = (row.due_at, row.id)
         for seat in marks:
-            if counts[seat] < _PAGE and self._deliveries.shelves.get(seat) is shelves[seat]:
-                self._deliveries.read(shelves[seat])
+            if counts[seat] < _PAGE and self._inbox.shards.get(seat) is shards[seat]:
+                self._inbox.read(shards[seat])
         return {seat: last[seat] for seat in marks if counts[seat] >= _PAGE}
 
 
 def _report(seat: str, found: Suspected) -> None:
     if found.suspects:
         log.warning(
-            "%s was taken from a runner that was lost: %d messages may have been running, and are begun one at a time",
+            "%s was taken over from a lost runner; %d messages may have been running, and are started one at a time",
             seat,
             found.suspects,
         )
     for loss in found.lost:
         target = f"{loss.entity_type}/{loss.entity_id}.{loss.method}"
         log.warning(
-            "the runner that had begun message %s to %s alone was lost, for the %d. time", loss.id, target, loss.losses
+            "message %s to %s ran alone when its runner was lost; losses so far: %d", loss.id, target, loss.losses
         )
         if loss.is_dead:
             metrics.MESSAGES.of(loss.entity_type, loss.method, "dead").value += 1

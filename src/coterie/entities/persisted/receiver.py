@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
     from coterie.transport.interface import Request
 
 
-class HandoverKind(IntEnum):
+class HandoverKind:
     """What the sender requests. A number is never reused for another kind."""
 
-    NEW = 0
+    NEW: Final = 0
     """The message was just stored: run it."""
-    AGAIN = 1
+    AGAIN: Final = 1
     """It was stored a while ago and may have run: reply, or poll storage."""
-    CANCEL = 2
+    CANCEL: Final = 2
     """Cancel it if it has not started."""
-    LOOK = 3
+    LOOK: Final = 3
     """Something has changed in storage: poll."""
 
 
@@ -61,26 +60,25 @@ class Handover(Struct, array_like=True, gc=False):
 
 
 _decode = msgspec.msgpack.Decoder(Handover).decode
-_NEW, _CANCEL = int(HandoverKind.NEW), int(HandoverKind.CANCEL)  # looking up an enum member costs more
 _YES, _NO = encode(True), encode(False)
 
 
 def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
-    """Encode a message for its owner: the same bytes as an encoded `Handover`, without creating one."""
+    """Encode a message for its owner."""
     return encode(
-        (
+        Handover(
             kind,
             message.seat,
             epoch,
-            message.id,
-            message.entity_type,
-            message.entity_id,
-            message.method,
-            message.payload,
-            due_s,
-            message.key,
-            message.trace_id,
-            message.is_immediate,
+            id=message.id,
+            entity_type=message.entity_type,
+            entity_id=message.entity_id,
+            method=message.method,
+            payload=message.payload,
+            due_s=due_s,
+            key=message.key,
+            trace_id=message.trace_id,
+            is_immediate=message.is_immediate,
         )
     )
 
@@ -114,21 +112,21 @@ class Receiver:
 
     def on_request(self, request: Request) -> None:
         """Handle a request: the sender waits for the reply."""
-        deliveries = self._host.deliveries
+        inbox = self._host.inbox
         try:
             handover = _decode(request.body)
         except MALFORMED:
             request.fail(*MalformedMessage(what="a message", problem="its envelope cannot be read").to_wire())
             return
-        if handover.kind == _CANCEL:
+        if handover.kind == HandoverKind.CANCEL:
             self._tasks.spawn(self._cancel(request, handover), name=f"cancel {handover.id}")
-        elif deliveries is None:
+        elif inbox is None:
             request.reply(LOOK)
         else:
-            deliveries.hand_over(
+            inbox.hand_over(
                 handover,
                 epoch=handover.epoch,
-                again=handover.kind != _NEW,
+                again=handover.kind != HandoverKind.NEW,
                 waiter=request.reply,
                 is_due=handover.is_immediate,
                 arrived_s=request.arrived_s,
@@ -137,20 +135,20 @@ class Receiver:
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Handle a notification: the sender does not wait."""
         del peer, route, headers
-        handover, deliveries = _opened(body), self._host.deliveries
-        if handover is None or deliveries is None:
+        handover, inbox = _opened(body), self._host.inbox
+        if handover is None or inbox is None:
             return
         if handover.kind == HandoverKind.LOOK:
             self._host.wake()
         else:
             again, is_due = handover.kind != HandoverKind.NEW, handover.is_immediate
-            deliveries.hand_over(handover, epoch=handover.epoch, again=again, waiter=None, is_due=is_due)
+            inbox.hand_over(handover, epoch=handover.epoch, again=again, waiter=None, is_due=is_due)
 
     def on_cancel(self, request: Request) -> None:
         """The sender no longer waits; the message stays."""
-        handover, deliveries = _opened(request.body), self._host.deliveries
-        if handover is not None and deliveries is not None:
-            deliveries.leave(handover.id, request.reply)
+        handover, inbox = _opened(request.body), self._host.inbox
+        if handover is not None and inbox is not None:
+            inbox.remove_waiter(handover.id, request.reply)
 
     async def stop(self) -> None:
         """Stop the cancellations in progress."""

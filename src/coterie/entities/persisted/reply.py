@@ -13,7 +13,7 @@ from coterie.entities.persisted.outcome import dead, read_reply, too_late
 from coterie.entities.persisted.receiver import HandoverKind, delivery_of, pack
 from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout, ShuttingDown
 from coterie.kernel.service import Tasks
-from coterie.transport.routes import Route
+from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,6 @@ def _stopped() -> ShuttingDown:
 SLICE_S = 0.5
 """How long to wait for an owner before storage is read: the owner may be frozen or cut off, and another runner may have
 replied since. Most replies come sooner and cost no read."""
-_MESSAGE = int(Route.MESSAGE)
 _SLICE_MOST_S = 2.0
 """The limit of later waits for an owner; each is twice as long as the one before."""
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
@@ -119,7 +118,7 @@ class ReplyWaiter:
 
     def __init__(self, calling: CallClient, storage: Storage) -> None:
         self._calling = calling
-        self._seeking = ReplyLookup(storage)
+        self._lookup = ReplyLookup(storage)
 
     async def reply(
         self,
@@ -161,7 +160,7 @@ class ReplyWaiter:
                 return read_reply(body, rpc)
             slice_s = min(slice_s * 2, _SLICE_MOST_S)
             try:
-                row = await self.seek(message.id, until_s=until_s)
+                row = await self.find(message.id, until_s=until_s)
             except PersistenceError as error:  # the read failed; the message itself is stored
                 raise too_late(message, within_s) from error
             if row is None:
@@ -180,27 +179,29 @@ class ReplyWaiter:
             raise dead(row)
         return read_reply(row.reply or b"", rpc)
 
-    async def seek(self, message_id: str, *, until_s: float) -> MessageRow | None:
+    async def find(self, message_id: str, *, until_s: float) -> MessageRow | None:
         """Look a message up; retry until the deadline while storage is unreachable."""
         pause_s = _PAUSE_S
         while True:
             try:
-                return await self._seeking.find(message_id)
+                return await self._lookup.find(message_id)
             except PersistenceError:
                 if self._calling.time() + pause_s >= until_s:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
-    async def request(self, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
+    async def request(self, message: Message, kind: int, *, due_s: float, within_s: float) -> bytes:
         """Ask the owner of a message. Returns its answer, empty if it takes longer, `LOOK` if it is not reached."""
         calling = self._calling
         shard = calling.routing.of_seat(message.seat)
-        if shard.peer is None or calling.wires is None:
+        if shard.peer is None or calling.transport is None:
             return LOOK
         body = pack(kind, message, epoch=calling.here.directory.epoch(message.seat), due_s=due_s)
         try:
-            answer = await calling.wires.request(shard.peer, _MESSAGE, body, within_s=within_s, target=message.id)
+            answer = await calling.transport.request(
+                shard.peer, Route.MESSAGE, body, within_s=within_s, target=message.id
+            )
         except SendTimeout:
             return b""
         except CoterieError:
@@ -209,34 +210,34 @@ class ReplyWaiter:
 
     async def stop(self) -> None:
         """Stop waiting."""
-        await self._seeking.stop()
+        await self._lookup.stop()
 
-    async def _ask(self, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
+    async def _ask(self, message: Message, kind: int, *, due_s: float, within_s: float) -> bytes:
         """Ask the owner, in this process or another. Returns the same as `request`."""
         calling = self._calling
         if calling.routing.of_seat(message.seat).is_mine and calling.host is not None:
-            if calling.host.deliveries is not None:
-                return await _ask_here(calling.host.deliveries, message, kind, due_s=due_s, within_s=within_s)
+            if calling.host.inbox is not None:
+                return await _ask_here(calling.host.inbox, message, kind, due_s=due_s, within_s=within_s)
             return LOOK
         answer = await self.request(message, kind, due_s=due_s, within_s=within_s)
         if not answer or answer == LOOK:
-            calling.routing.doubt()
+            calling.routing.refresh_soon()
         return answer
 
 
-async def _ask_here(deliveries: Inbox, message: Message, kind: HandoverKind, *, due_s: float, within_s: float) -> bytes:
+async def _ask_here(inbox: Inbox, message: Message, kind: int, *, due_s: float, within_s: float) -> bytes:
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def told(body: bytes) -> None:
         if not answer.done():
             answer.set_result(body)
 
-    again, is_due = kind is not HandoverKind.NEW, message.is_immediate
-    deliveries.hand_over(delivery_of(message, due_s), epoch=0, again=again, waiter=told, is_due=is_due)
+    again, is_due = kind != HandoverKind.NEW, message.is_immediate
+    inbox.hand_over(delivery_of(message, due_s), epoch=0, again=again, waiter=told, is_due=is_due)
     try:
         async with asyncio.timeout(within_s):
             return await answer
     except TimeoutError:
         return b""
     finally:
-        deliveries.leave(message.id, told)
+        inbox.remove_waiter(message.id, told)

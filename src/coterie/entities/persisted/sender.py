@@ -23,7 +23,7 @@ from coterie.entities.calls.spans import trace_of
 from coterie.entities.calls.wire import LOOK
 from coterie.entities.host.work import handling
 from coterie.entities.idempotency_key import derived_key, key_of
-from coterie.entities.persisted.effects import has_ended, ledger_of
+from coterie.entities.persisted.commit import has_ended, ledger_of
 from coterie.entities.persisted.inbox import AHEAD_S, StoredCall
 from coterie.entities.persisted.outcome import (
     cancelled,
@@ -48,7 +48,7 @@ from coterie.kernel.service import Tasks
 from coterie.kernel.text import require_text
 from coterie.ownership.directory import peer_of
 from coterie.storage.contracts.messages import Insert, Message
-from coterie.transport.routes import Route
+from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,25 +58,23 @@ if TYPE_CHECKING:
     from coterie.entities.definition import EntityType
     from coterie.entities.host.work import Work
     from coterie.entities.reference import Call
-    from coterie.entities.rpc import Rpc
+    from coterie.entities.rpc import Rpc, RpcMetrics
     from coterie.storage.contracts.messages import MessageRow, Receipt
     from coterie.storage.interface import Storage
-
-
-_MESSAGE_CODEC, _NEW = int(Route.MESSAGE), int(HandoverKind.NEW)
+    from coterie.transport.in_flight import PendingReply
 
 
 class DirectDelivery(Struct, eq=False, gc=False):
     """Receives the result of a call's insert (a `Waiter` of the group commit), without a future or a task."""
 
-    calling: Any
-    counted: Any
-    message: Any  # a Message
+    calling: CallClient
+    counted: RpcMetrics
+    message: Message
     until_s: float
-    answer: Any
+    answer: asyncio.Future[bytes | None]
     """The future that the caller awaits: the owner's answer, or None if the owner was not asked."""
-    receipt: Any = None  # a Receipt, once it is stored
-    asked: Any = None  # the request to the owner, a `PendingReply`
+    receipt: Receipt | None = None  # once it is stored
+    asked: PendingReply | None = None  # the request to the owner
 
     def set_result(self, receipt: Receipt) -> None:
         """The message is stored: ask its owner."""
@@ -97,23 +95,22 @@ class DirectDelivery(Struct, eq=False, gc=False):
         if not self.answer.done():
             self.answer.set_exception(error)
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Stop waiting for the owner; the message stays."""
         if self.asked is not None:
-            self.asked.leave()
+            self.asked.cancel()
 
-    def _ask(self, message: Message, receipt: Receipt) -> Any:
+    def _ask(self, message: Message, receipt: Receipt) -> PendingReply | None:
         calling = self.calling
-        peer, wires = calling.routing.of_seat(message.seat).peer, calling.wires
+        peer, transport = calling.routing.of_seat(message.seat).peer, calling.transport
         left_s = min(self.until_s - calling.time(), SLICE_S)
-        if peer is None or wires is None or left_s <= 0:
+        if peer is None or transport is None or left_s <= 0:
             return None
         epoch, due_s = calling.here.directory.epoch(message.seat), receipt.due_at.timestamp()
-        packed = pack(_NEW, message, epoch=epoch, due_s=due_s)
-        return wires.ask(peer, _MESSAGE_CODEC, packed, within_s=left_s, target=message.id, answer=self.answer)
+        packed = pack(HandoverKind.NEW, message, epoch=epoch, due_s=due_s)
+        return transport.ask(peer, Route.MESSAGE, packed, within_s=left_s, target=message.id, answer=self.answer)
 
 
-_MESSAGE = int(Route.MESSAGE)
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 _LEFT_MOST = 10_000
 _BRING_S = 1.0
@@ -133,9 +130,9 @@ class PersistedSender:
         self._storage = storage
         self._most_bytes = calling.here.settings.frame_limit
         self._ids = MessageIds(calling.clock, calling.chance)
-        self._awaiting = ReplyWaiter(calling, storage)
+        self._replies = ReplyWaiter(calling, storage)
         self._tasks = Tasks("messages/bring")
-        self._left: dict[tuple[str, str], None] = {}
+        self._skipped: dict[tuple[str, str], None] = {}
         """Entities with a message that could not be handed over: the next one must not overtake it [M5]."""
 
     async def call(self, call: Call[Any], entity_type: EntityType[Any]) -> Any:
@@ -150,20 +147,21 @@ class PersistedSender:
         message = self._message(call, entity_type, outer, derives=True)
         refuse_in_transaction(call)
         if isinstance(outer, StoredCall):
-            outer.deliveries.suspects.acquit(outer)  # it is idle while it waits, maybe for a suspect behind it [C5]
+            outer.inbox.suspects.acquit(outer)  # it is idle while it waits, maybe for a suspect behind it [C5]
         answer = calling.create_future()
-        bringing = DirectDelivery(calling, call.rpc.counted, message, until_s, answer)
+        delivery = DirectDelivery(calling, call.rpc.counted, message, until_s, answer)
         try:
-            self._storage.messages.save(Insert(message), bringing)
+            self._storage.messages.save(Insert(message), delivery)
             body = await answer
         except asyncio.CancelledError:
-            bringing.leave()
+            delivery.cancel()
             raise
         except CoterieError as error:
-            body = await self._hindered(bringing, error)
+            body = await self._recover(delivery, error)
         if body and body != LOOK:
             return read_reply(body, call.rpc)
-        receipt: Receipt = bringing.receipt
+        receipt = delivery.receipt
+        assert receipt is not None, "it is stored"
         if not receipt.fresh:
             require_same(call, message, receipt)
             message = msgspec.structs.replace(message, id=receipt.id)
@@ -172,9 +170,9 @@ class PersistedSender:
             if receipt.status == "dead":
                 raise dead(await self._row(receipt.id, until_s=until_s))
         if body is not None:
-            calling.routing.doubt()
+            calling.routing.refresh_soon()
         due_s, ask = receipt.due_at.timestamp(), receipt.fresh and body is None
-        return await self._awaiting.reply(
+        return await self._replies.reply(
             call.rpc, message, due_s=due_s, until_s=until_s, within_s=within_s, answer=body, is_new=ask
         )
 
@@ -193,7 +191,7 @@ class PersistedSender:
         receipt = await self._stored(call, message, until_s=until_s)
         if receipt.fresh:
             if (receipt.due_at - receipt.now).total_seconds() <= AHEAD_S:
-                self._bring(message, receipt.due_at.timestamp())
+                self._deliver(message, receipt.due_at.timestamp())
         else:
             require_same(call, message, receipt)
             if receipt.status == "dead":
@@ -218,35 +216,35 @@ class PersistedSender:
         row = await self._row(message_id, until_s=until_s)
         rpc = rpc_of(row.entity_type, row.method)
         if row.status != "pending":
-            return self._awaiting.read(row, rpc)
+            return self._replies.read(row, rpc)
         due_s = row.due_at.timestamp()
-        return await self._awaiting.reply(rpc, _named(row), due_s=due_s, until_s=until_s, within_s=within_s)
+        return await self._replies.reply(rpc, _named(row), due_s=due_s, until_s=until_s, within_s=within_s)
 
     async def cancel(self, message_id: str) -> bool:
         """Cancel a message that has not started: through its owner, or in storage if it has no owner."""
         message_id = require_text(str(message_id), what="message id")
-        if _taken_out(message_id):
+        if _unsend(message_id):
             return True
         refuse_commit_of_its_own("cluster.cancel")
         within_s = self._calling.within_s(None)
         until_s = self._calling.time() + within_s
         while True:
-            row = await self._awaiting.seek(message_id, until_s=until_s)
+            row = await self._replies.find(message_id, until_s=until_s)
             if row is None or row.status != "pending":
                 return False
-            told = await self._taken_back(row)
+            told = await self._try_cancel(row)
             if told is not None:
                 return told
             if self._calling.time() >= until_s:
                 raise SendTimeout(target=f"the owner of message {message_id}", waited_s=within_s)
-            await self._calling.routing.news(within_s=_PAUSE_MOST_S)
+            await self._calling.routing.wait_for_change(within_s=_PAUSE_MOST_S)
 
     def hand_over(self, message: Message) -> None:
         """Hand a message that a handler sent, and that is stored now, to its owner, without waiting for an answer."""
         now_s = self._storage_now_s()
         due_s = now_s if message.due_at is None else message.due_at.timestamp()
         if due_s - now_s <= AHEAD_S:
-            self._bring(message, due_s)
+            self._deliver(message, due_s)
 
     def hint(self, seat: str) -> None:
         """Ask the owner of a seat to poll storage."""
@@ -255,14 +253,16 @@ class PersistedSender:
             return
         if owner.id == self._calling.here.incarnation and self._calling.host is not None:
             self._calling.host.wake()
-        elif self._calling.wires is not None:
+        elif self._calling.transport is not None:
             message = Message(id="", seat=seat, entity_type="", entity_id="", method="", payload=b"")
-            self._calling.wires.notify(peer_of(owner), _MESSAGE, pack(HandoverKind.LOOK, message, epoch=0, due_s=0.0))
+            self._calling.transport.notify(
+                peer_of(owner), Route.MESSAGE, pack(HandoverKind.LOOK, message, epoch=0, due_s=0.0)
+            )
 
     async def stop(self) -> None:
         """Stop all hand-overs and waits."""
         await self._tasks.stop()
-        await self._awaiting.stop()
+        await self._replies.stop()
 
     # Storing
 
@@ -279,7 +279,7 @@ class PersistedSender:
         rpc, payload, type_name, entity_id = call.rpc, call.payload, entity_type.name, call.address.id
         require_small(payload, what=call, most_bytes=self._most_bytes)
         key, digest = (None, b"") if call.key is None and not rpc.key else key_of(rpc, payload, call.key)
-        if derives and key is None and outer is not None and outer.is_stored and outer.ledger.is_open:
+        if derives and key is None and isinstance(outer, StoredCall) and not has_ended(outer):
             number = ledger_of(outer).number_call()
             key, digest = derived_key(rpc, payload, message_id=outer.message_id, number=number)
         seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
@@ -294,21 +294,21 @@ class PersistedSender:
         try:
             receipt = await self._storage.messages.insert(message)
         except PersistenceError as error:
-            receipt = await self._insist(message, error, until_s=until_s)
+            receipt = await self._retry(message, error, until_s=until_s)
         call.rpc.counted.sent.value += receipt.fresh
         return receipt
 
-    async def _hindered(self, bringing: DirectDelivery, error: CoterieError) -> bytes | None:
+    async def _recover(self, delivery: DirectDelivery, error: CoterieError) -> bytes | None:
         """Handle a call that could not be stored at first or not be handed over. Returns the owner's answer, if any."""
-        if bringing.receipt is not None:
+        if delivery.receipt is not None:
             return b"" if isinstance(error, SendTimeout) else LOOK
         if not isinstance(error, PersistenceError):
             raise error
-        bringing.receipt = await self._insist(bringing.message, error, until_s=bringing.until_s)
-        bringing.counted.sent.value += bringing.receipt.fresh
+        delivery.receipt = await self._retry(delivery.message, error, until_s=delivery.until_s)
+        delivery.counted.sent.value += delivery.receipt.fresh
         return None
 
-    async def _insist(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:
+    async def _retry(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:
         """Retry a failed insert until the deadline."""
         pause_s, doubt = _PAUSE_S, None
         while True:
@@ -349,41 +349,41 @@ class PersistedSender:
         return MessageId(message.id)
 
     async def _row(self, message_id: str, *, until_s: float) -> MessageRow:
-        row = await self._awaiting.seek(message_id, until_s=until_s)
+        row = await self._replies.find(message_id, until_s=until_s)
         if row is None:
             raise MessageExpired(message_id=message_id)
         return row
 
     # Handing over
 
-    def _bring(self, message: Message, due_s: float) -> None:
+    def _deliver(self, message: Message, due_s: float) -> None:
         calling = self._calling
         shard = calling.routing.of_seat(message.seat)
         if (shard.peer is None and not shard.is_mine) or calling.time() > calling.routing.fresh_until_s:
-            calling.routing.doubt()  # a process that only sends gets no replies that would show its routing to be stale
+            calling.routing.refresh_soon()  # who only sends gets no replies that show stale routing
         address = (message.entity_type, message.entity_id)
-        kind = HandoverKind.AGAIN if address in self._left else HandoverKind.NEW
-        self._left.pop(address, None)
-        if shard.peer is not None and calling.wires is not None:
+        kind = HandoverKind.AGAIN if address in self._skipped else HandoverKind.NEW
+        self._skipped.pop(address, None)
+        if shard.peer is not None and calling.transport is not None:
             epoch = calling.here.directory.epoch(message.seat)
             body = pack(kind, message, epoch=epoch, due_s=due_s)
-            if not calling.wires.notify(shard.peer, _MESSAGE, body):  # no connection yet: open one
-                self._leave(address)
-                request = self._awaiting.request(message, HandoverKind.AGAIN, due_s=due_s, within_s=_BRING_S)
+            if not calling.transport.notify(shard.peer, Route.MESSAGE, body):  # no connection yet: open one
+                self._skip(address)
+                request = self._replies.request(message, HandoverKind.AGAIN, due_s=due_s, within_s=_BRING_S)
                 self._tasks.spawn(request, name=f"bring {message.id}")
-        elif shard.is_mine and calling.host is not None and calling.host.deliveries is not None:
-            again, delivery, is_due = kind is HandoverKind.AGAIN, delivery_of(message, due_s), message.is_immediate
-            calling.host.deliveries.hand_over(delivery, epoch=0, again=again, waiter=None, is_due=is_due)
+        elif shard.is_mine and calling.host is not None and calling.host.inbox is not None:
+            again, delivery, is_due = kind == HandoverKind.AGAIN, delivery_of(message, due_s), message.is_immediate
+            calling.host.inbox.hand_over(delivery, epoch=0, again=again, waiter=None, is_due=is_due)
         else:
-            self._leave(address)
+            self._skip(address)
 
-    def _leave(self, address: tuple[str, str]) -> None:
+    def _skip(self, address: tuple[str, str]) -> None:
         """Leave a message for a sweep. Beyond the limit the oldest address is forgotten: it may be overtaken."""
-        self._left[address] = None
-        if len(self._left) > _LEFT_MOST:
-            del self._left[next(iter(self._left))]
+        self._skipped[address] = None
+        if len(self._skipped) > _LEFT_MOST:
+            del self._skipped[next(iter(self._skipped))]
 
-    async def _taken_back(self, row: MessageRow) -> bool | None:
+    async def _try_cancel(self, row: MessageRow) -> bool | None:
         """Try to cancel a message. Returns None if its owner was not reached, or has just changed."""
         calling = self._calling
         shard = calling.routing.of_seat(row.seat)
@@ -393,18 +393,18 @@ class PersistedSender:
             return (
                 await self._storage.messages.cancel(row.id, None, reply=cancelled(row.id)) or None
             )  # a runner may have become its owner meanwhile
-        answer = await self._awaiting.request(_named(row), HandoverKind.CANCEL, due_s=0.0, within_s=1.0)
+        answer = await self._replies.request(_named(row), HandoverKind.CANCEL, due_s=0.0, within_s=1.0)
         return read_cancelled(answer)
 
     def _storage_now_s(self) -> float:
         """The best estimate here of the database's clock."""
         host = self._calling.host
-        if host is not None and host.deliveries is not None:
-            return host.deliveries.now_s()
+        if host is not None and host.inbox is not None:
+            return host.inbox.now_s()
         return self._calling.clock.wall_ns() / 1e9
 
 
-def _taken_out(message_id: str) -> bool:
+def _unsend(message_id: str) -> bool:
     """Remove a message that the running handler sent and that is not stored yet. Returns whether there was one."""
     outer = handling.get()
     if outer is None or outer.ledger is None or not outer.ledger.is_open:

@@ -143,7 +143,7 @@ class Suspects:
 
     async def _mark(self, work: StoredCall, suspicion: Suspicion) -> bool:
         try:
-            return await self._messages.mark(work.shelf.tenure.claim, work.message_id, suspicion)
+            return await self._messages.mark(work.shard_inbox.tenure.claim, work.message_id, suspicion)
         except PersistenceError as error:
-            log.warning("%s is left in storage, as its beginning cannot be noted: %s", work.target, error)
+            log.warning("%s stays in storage: that it starts could not be recorded: %s", work.target, error)
             return False

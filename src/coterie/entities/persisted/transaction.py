@@ -8,9 +8,9 @@ async with ──▶ statements ──▶ exit: they commit at the end of the ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from coterie.entities.persisted.effects import ledger_of
+from coterie.entities.persisted.commit import ledger_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +18,6 @@ if TYPE_CHECKING:
 
     from coterie.entities.host.work import Work
     from coterie.storage.contracts import messages
-
-
-class Transaction(Protocol):
-    """Your own SQL, with `$1`, `$2` … on both engines: the value of `async with self.transaction()`.
-
-    Raises:
-            PersistenceError: The database refused a statement, or is unreachable. The whole transaction is rolled back.
-        TransactionTimeout: It took longer than `transaction_limit`. All of it is rolled back.
-    """
-
-    async def execute(self, sql: str, /, *params: Any) -> int:
-        """Run a statement. Returns the number of rows it changed."""
-        ...
-
-    async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
-        """Run a statement. Returns its rows, by column name."""
-        ...
 
 
 class TransactionBlock:

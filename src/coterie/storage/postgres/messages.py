@@ -12,44 +12,38 @@ from coterie.storage.contracts.messages import (
     Backlog,
     Delivery,
     Due,
-    Insert,
     LateReply,
     Loss,
     MessageRow,
     PendingMessages,
     Suspected,
 )
+from coterie.storage.message_writer import MessageWriter
 from coterie.storage.postgres.batch.messages import STATUSES, receipt
 from coterie.storage.postgres.writer import SQL
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
-    from asyncio import Future
     from collections.abc import Mapping, Sequence
 
     import asyncpg
 
     from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.contracts.messages import (
-        Commit,
-        Committed,
         Mark,
-        Message,
         MessageFilter,
         Receipt,
-        Setback,
         Status,
-        Suffered,
         Suspicion,
     )
-    from coterie.storage.group_commit import GroupWriter, Waiter
+    from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Claim
     from coterie.storage.postgres.pool import Pool
 
 _errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 
 
-class PostgresMessages:
+class PostgresMessages(MessageWriter):
     """The messages of one cluster. See `storage.contracts.messages.MessageStore`."""
 
     def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
@@ -57,26 +51,6 @@ class PostgresMessages:
         self._pool = pool
         self._writer = writer
         self._origin = origin
-
-    def insert(self, message: Message) -> Future[Receipt]:
-        """Store a message."""
-        self._origin.require_same()
-        return self._writer.submit(Insert(message))
-
-    def commit(self, write: Commit) -> Future[Committed]:
-        """Durable when it results in "written"."""
-        self._origin.require_same()
-        return self._writer.submit(write)
-
-    def save(self, write: Insert | Commit, waiter: Waiter) -> None:
-        """Insert or commit; `waiter` receives the result."""
-        self._origin.require_same()
-        self._writer.post(write, waiter)
-
-    def setback(self, write: Setback) -> Future[Suffered]:
-        """Record a failed attempt."""
-        self._origin.require_same()
-        return self._writer.submit(write)
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
         """Of each of these seats the first `most` pending messages after a mark that are due within `ahead_s`."""

@@ -13,7 +13,7 @@ from coterie.storage.group_commit import GroupWriter
 from coterie.storage.interface import Storage
 from coterie.storage.postgres import schema as stored_schema
 from coterie.storage.postgres import server_check
-from coterie.storage.postgres.audit import PostgresInspection
+from coterie.storage.postgres.audit import PostgresActivity, PostgresInspection
 from coterie.storage.postgres.connector import ConnectionLimits, Connector
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, hopeless, loss, refusal
 from coterie.storage.postgres.kv import PostgresKv
@@ -75,6 +75,7 @@ class PostgresStorage(Storage):
     machines: PostgresMachines
     messages: PostgresMessages
     server_check: PostgresInspection
+    activity: PostgresActivity
     schema: PostgresSchema
 
     def __init__(
@@ -119,6 +120,7 @@ class PostgresStorage(Storage):
         self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
         self.inspection = PostgresInspection(cluster=settings.name, pool=self.pool, origin=self._origin)
+        self.activity = PostgresActivity(cluster=settings.name, pool=self.pool, origin=self._origin)
         self.undertakings = PostgresTransactions(
             self._connector,
             size=settings.pool_size,

@@ -1,47 +1,20 @@
-"""The key-value store in a SQLite file: a plain function per read, a handler per write, and the store."""
+"""The key-value store in a SQLite file: plain functions to be run inside a transaction, and the store."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coterie.storage import statements
 from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap, require_held
 from coterie.storage.sqlite import states
+from coterie.storage.sqlite.store import SqliteStore, reads, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     import apsw
 
-    from coterie.kernel.clock import Clock
-    from coterie.storage.interface import Fenced, Write
-    from coterie.storage.sqlite.database import SqliteDatabase
-
-    Handler = Callable[..., Any]
+    from coterie.storage.sqlite.store import Scope
 
 _SQL = statements.load(f"{__package__}.sql", "kv.sql")
-
-_LAST_NS = 2**63 - 1
-_LONGEST_S = 9e9
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The cluster and the current time."""
-
-    cluster: str
-    now_ns: int
-
-    def bindings(self, **more: object) -> dict[str, Any]:
-        """Parameters of a statement."""
-        return {"cluster": self.cluster, "now_ns": self.now_ns, **more}
-
-    def expires_at_ns(self, ttl_s: float | None) -> int | None:
-        """When something expires that is written now; capped at the latest instant."""
-        if ttl_s is None:
-            return None
-        return min(self.now_ns + int(min(ttl_s, _LONGEST_S) * 1e9), _LAST_NS)
 
 
 def end_of(prefix: str) -> bytes:
@@ -80,21 +53,24 @@ def clear(connection: apsw.Connection, scope: Scope, prefix: str) -> int:
     return live
 
 
-def purge(connection: apsw.Connection, scope: Scope, most: int) -> int:
+def purge(connection: apsw.Connection, scope: Scope, *, most: int) -> int:
     """Delete up to `most` expired entries. Returns the number deleted."""
     return _changed(connection, _SQL["purge"], scope.bindings(most=most))
 
 
-def _put(connection: apsw.Connection, scope: Scope, write: KvPut, *, audit: bool = False) -> Fenced | None:
-    if write.claim is not None and not states.proven(connection, scope, write.claim, about=write.key, audit=audit):
+def write(connection: apsw.Connection, scope: Scope, write: KvPut | KvSwap | KvRemove) -> Any:
+    """Run a write of a key, with the result that its kind defines."""
+    if write.claim is not None and not states.proven(connection, scope, write.claim, about=write.key):
         return "fenced"
-    connection.execute(_SQL["put"], _row(scope, write))
-    return None
+    if isinstance(write, KvPut):
+        connection.execute(_SQL["put"], _row(scope, write))
+        return None
+    if isinstance(write, KvRemove):
+        return _changed(connection, _SQL["remove"], scope.bindings(key=write.key)) == 1
+    return _swap(connection, scope, write)
 
 
-def _swap(connection: apsw.Connection, scope: Scope, write: KvSwap, *, audit: bool = False) -> bool | Fenced:
-    if write.claim is not None and not states.proven(connection, scope, write.claim, about=write.key, audit=audit):
-        return "fenced"
+def _swap(connection: apsw.Connection, scope: Scope, write: KvSwap) -> bool:
     if write.value is None and write.expected is None:
         return get(connection, scope, write.key) is None
     if write.value is None:
@@ -103,12 +79,6 @@ def _swap(connection: apsw.Connection, scope: Scope, write: KvSwap, *, audit: bo
     if write.expected is None:
         return _changed(connection, _SQL["insert_absent"], _row(scope, write)) == 1
     return _changed(connection, _SQL["replace"], _row(scope, write) | {"expected": write.expected}) == 1
-
-
-def _remove(connection: apsw.Connection, scope: Scope, write: KvRemove, *, audit: bool = False) -> bool | Fenced:
-    if write.claim is not None and not states.proven(connection, scope, write.claim, about=write.key, audit=audit):
-        return "fenced"
-    return _changed(connection, _SQL["remove"], scope.bindings(key=write.key)) == 1
 
 
 def _row(scope: Scope, write: KvPut | KvSwap) -> dict[str, Any]:
@@ -121,31 +91,8 @@ def _changed(connection: apsw.Connection, statement: str, bindings: dict[str, An
     return connection.changes()
 
 
-HANDLERS: dict[type, Handler] = {
-    KvPut: _put,
-    KvSwap: _swap,
-    KvRemove: _remove,
-}
-"""The handler of each kind of write, run inside its group's transaction."""
-
-
-class SqliteKv:
+class SqliteKv(SqliteStore):
     """The keys and values of one cluster. See `storage.interface.Kv`."""
-
-    def __init__(
-        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
-    ) -> None:
-        self._database = database
-        self._write = write
-        self._cluster = cluster
-        self._clock = clock
-
-    def _scope(self) -> Scope:
-        return Scope(self._cluster, self._clock.wall_ns())
-
-    async def get(self, key: str) -> Entry | None:
-        """Return the entry, or None if it is absent or expired."""
-        return await self._database.read(lambda c: get(c, self._scope(), key), doing=f"read {key!r}")
 
     async def put(self, write: KvPut) -> None:
         """Durable when it returns."""
@@ -159,20 +106,8 @@ class SqliteKv:
         """Durable when it returns; see `KvRemove`."""
         return bool(require_held(await self._write(write), write.claim))
 
-    async def count(self, prefix: str) -> int:
-        """Count the keys that start with `prefix`."""
-        return await self._database.read(lambda c: count(c, self._scope(), prefix), doing="count keys")
-
-    async def page(self, prefix: str, *, after: str | None, most: int) -> Sequence[Entry]:
-        """Return the next entries whose keys start with `prefix`, in order, after the key `after`."""
-        return await self._database.read(
-            lambda c: page(c, self._scope(), prefix, after=after, most=most), doing="read keys"
-        )
-
-    async def clear(self, prefix: str) -> int:
-        """Remove all keys that start with `prefix`. Returns the number removed, expired ones not counted."""
-        return await self._database.transact(lambda c: clear(c, self._scope(), prefix), doing="clear keys")
-
-    async def purge(self, *, most: int) -> int:
-        """Delete up to `most` expired entries for good. Returns the number deleted."""
-        return await self._database.transact(lambda c: purge(c, self._scope(), most), doing="purge expired keys")
+    get = reads(get, "read {key!r}")
+    count = reads(count, "count keys")
+    page = reads(page, "read keys")
+    clear = writes(clear, "clear keys")
+    purge = writes(purge, "purge expired keys")

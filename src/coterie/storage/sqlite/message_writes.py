@@ -1,4 +1,4 @@
-"""Writes of messages in a SQLite file, and the queries of a seat's holder: plain functions to run in a transaction.
+"""Writes of messages in a SQLite file: plain functions to be run inside a transaction, each for many messages at once.
 
 The write lock is held: nothing changes between the read of what a member needs and its writes. So all is read first,
 and a refused member has written nothing, while its neighbours commit [M3].
@@ -11,130 +11,95 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.storage.contracts.messages import (
-    Backlog,
-    Delivery,
-    Due,
-    LateReply,
-    Loss,
-    PendingMessages,
-    Receipt,
-    Suspected,
-)
+from coterie.storage.contracts.messages import Receipt
 from coterie.storage.sqlite import messages, states
-from coterie.storage.sqlite.messages import SQL, Error, bindings, encoded, later_ns
+from coterie.storage.sqlite.messages import SQL, Error
+from coterie.storage.sqlite.store import LAST_NS, bindings, later_ns, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import apsw
 
-    from coterie.storage.contracts.messages import Commit, Committed, Insert, Mark, Message, Setback, Suffered
-    from coterie.storage.interface import Claim
-    from coterie.storage.sqlite.kv import Scope
+    from coterie.storage.contracts.messages import Commit, Committed, Insert, Message, Setback, Suffered
+    from coterie.storage.sqlite.store import Scope
+
+_DUE_AT_NS = 8
+"""The index of the due time in a `_row`."""
 
 
-_LOST = "its runner was lost when it ran this message alone, or was about to ({count} of {limit})"
-
-
-def due(
-    connection: apsw.Connection, scope: Scope, after: Mapping[str, Mark | None], *, ahead_s: float, most: int
-) -> Due:
-    """Of each seat the first messages after a mark that are due, or will be soon."""
-    rows: list[PendingMessages] = []
-    for seat in sorted(after):
-        names = bindings(scope, seat=seat, until_ns=later_ns(scope, ahead_s), most=most, **_past(after[seat]))
-        rows += [
-            PendingMessages(seat, message, to_datetime(at_ns), *entity)
-            for message, at_ns, *entity in connection.execute(SQL["due"], names)
-        ]
-    return Due(to_datetime(scope.now_ns), tuple(rows))
-
-
-def backlog(connection: apsw.Connection, scope: Scope, *, most: int, dead_most: int) -> Backlog:
-    """The longest due message of each seat, and the number of dead messages."""
-    late = [
-        LateReply(seat, message, to_datetime(at_ns), *call)
-        for seat, message, at_ns, *call in connection.execute(SQL["backlog"], bindings(scope, most=most))
+def insert(connection: apsw.Connection, scope: Scope, writes: Sequence[Insert]) -> list[Receipt]:
+    """Store messages, except those whose id or key exists already [M4]."""
+    rows = [_row(scope, write.message) for write in writes]
+    if write_rows(connection, SQL["insert"], _same(scope), rows) != len(rows):
+        # An id or a key existed. The messages stored now are found by their ids, as if by an earlier try.
+        return [_found(connection, scope, write.message) for write in writes]
+    now = to_datetime(scope.now_ns)
+    return [
+        Receipt(
+            write.message.id,
+            True,
+            now if _is_due(write.message) else to_datetime(row[_DUE_AT_NS]),
+            now,
+            "pending",
+            write.message.digest,
+        )
+        for write, row in zip(writes, rows, strict=True)
     ]
-    ((dead,),) = connection.execute(SQL["count_dead"], bindings(scope, most=dead_most))
-    return Backlog(to_datetime(scope.now_ns), tuple(late), dead)
 
 
-def fetch(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[Delivery]:
-    """The pending ones of these messages."""
-    rows = connection.execute(SQL["fetch"], bindings(scope, ids=encoded(ids)))
-    return [_delivery(*row) for row in rows]
+def commit(connection: apsw.Connection, scope: Scope, writes: Sequence[Commit]) -> list[Committed] | None:
+    """Write all of each handler's commit, or nothing of it.
+
+    Most of a busy group are plain ends. One by one each costs as much Python as SQL, all of it under the write lock, so
+    they share statements.
+
+    Returns:
+        The results; None: one of the plain ends is refused. The transaction must be rolled back, and run one by one.
+    """
+    if len(writes) == 1:
+        return [_commit(connection, scope, writes[0])]
+    plain = [write for write in writes if _is_plain(write)]
+    if not _end_all(connection, scope, plain):
+        return None
+    if len(plain) == len(writes):
+        return ["written"] * len(writes)
+    return ["written" if _is_plain(write) else _commit(connection, scope, write) for write in writes]
 
 
-def suspect(
-    connection: apsw.Connection, scope: Scope, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int
-) -> Suspected:
-    """Examine what may have been running when the previous holder was lost [C5]."""
-    names = bindings(scope, seat=claim.seat, epoch=claim.epoch, before=claim.epoch - 1)
-    ((lost_at_ns,),) = connection.execute(SQL["lost_at"], names)
-    names["lost_at_ns"] = names["now_ns"] if lost_at_ns is None else lost_at_ns
-    begun: list[Any] = connection.execute(SQL["begun_alone"], names).fetchall()
-    lost = [_loss(*row, loss_limit=loss_limit) for row in begun]
-    for loss in lost:
-        error = _LOST.format(count=loss.losses, limit=loss_limit)
-        connection.execute(SQL["lose"], names | {"id": loss.id, "is_dead": loss.is_dead, "error": error})
-    suspects = 0
-    for entity_type, many in concurrency.items():
-        connection.execute(SQL["suspect"], names | {"entity_type": entity_type, "concurrency": many})
-        suspects += connection.changes()
-    return Suspected(suspects, tuple(lost))
+def _end_all(connection: apsw.Connection, scope: Scope, ends: Sequence[Commit]) -> bool:
+    """Write plain ends. Returns False if one of them is refused."""
+    claims = {end.claim for end in ends}
+    if states.all_held(connection, scope.cluster, claims) != claims:  # the fence [C1]
+        return False
+    ended = [(end.message, end.reply, end.claim.epoch) for end in ends]
+    if write_rows(connection, SQL["complete_all"], _same(scope), ended) != len(ended):
+        return False
+    changes = [
+        (end.state.key, end.state.version, end.claim.epoch, end.claim.seat, end.state.value)
+        for end in ends
+        if end.state is not None
+    ]
+    return write_rows(connection, states.SQL["update_all"], (scope.cluster,), changes) == len(changes)
 
 
-def mark(connection: apsw.Connection, scope: Scope, claim: Claim, id: str, suspicion: int) -> bool:
-    """Record how a suspect will run. Returns False if it is not pending."""
-    connection.execute(SQL["mark"], bindings(scope, id=id, suspicion=suspicion, epoch=claim.epoch))
-    return connection.changes() == 1
+def _is_plain(write: Commit) -> bool:
+    """Whether it ends a message, sends nothing, and changes at most an existing state."""
+    if write.message is None or write.sends:
+        return False
+    return write.state is None or bool(write.state.version and write.state.value is not None)
 
 
-def _loss(*target: Any, loss_limit: int) -> Loss:
-    message, entity_type, entity_id, method, losses = target
-    return Loss(message, entity_type, entity_id, method, losses + 1, losses + 1 >= loss_limit)
-
-
-def _delivery(message: Any, *row: Any) -> Delivery:
-    seat, entity_type, entity_id, method, payload, key, due_at_ns, *rest = row
-    due_s = to_datetime(due_at_ns).timestamp()
-    return Delivery(message, seat, entity_type, entity_id, method, payload, key, due_s, *rest)
-
-
-def _past(mark: Mark | None) -> dict[str, object]:
-    due_at, message = (None, "") if mark is None else mark
-    return {"after_ns": -1 if due_at is None else to_ns(due_at), "after_id": message}
-
-
-DUE_AT_NS = 8
-"""The index of the due time in a `row`."""
-
-
-def insert(connection: apsw.Connection, scope: Scope, write: Insert) -> Receipt:
-    """Store a message, unless it, or another one with its key, exists already [M4]."""
-    message = write.message
-    due_at_ns = _store(connection, scope, message)
-    if due_at_ns is not None:
-        due_at, now = to_datetime(due_at_ns), to_datetime(scope.now_ns)
-        return Receipt(message.id, fresh=True, due_at=due_at, now=now, digest=message.digest)
-    found = messages.receipt(connection, scope, message.id) or _of_key(connection, scope, message)
-    assert found is not None, f"{message.id} is neither stored nor there"
-    return found
-
-
-def commit(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: bool = False) -> Committed:
-    """Write all of a handler's commit, or nothing."""
+def _commit(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed:
     if not states.held(connection, scope.cluster, write.claim):
-        return _fenced(connection, scope, write, audit=audit)
+        return _fenced(connection, scope, write)
     refusal = _refusal(connection, scope, write) or _write(connection, scope, write)
     return "written" if refusal is None or _happened(connection, scope, write) else refusal
 
 
-def setback(connection: apsw.Connection, scope: Scope, write: Setback, *, audit: bool = False) -> Suffered:
+def setback(connection: apsw.Connection, scope: Scope, write: Setback) -> Suffered:
     """Count a failed attempt, once."""
-    if not states.proven(connection, scope, write.claim, about=write.message, audit=audit):
+    if not states.proven(connection, scope, write.claim, about=write.message):
         return "fenced"
     names = bindings(scope, id=write.message, attempt=write.attempt, epoch=write.claim.epoch)
     names["again_at_ns"] = None if write.again_s is None else later_ns(scope, write.again_s)
@@ -145,19 +110,12 @@ def setback(connection: apsw.Connection, scope: Scope, write: Setback, *, audit:
     return "written" if counted else "gone"
 
 
-def _store(connection: apsw.Connection, scope: Scope, message: Message) -> int | None:
-    """Store a message and return its due time; None: it, or its key, exists already."""
-    values = row(scope, message)
-    connection.execute(SQL["insert"], (*same(scope), *values))
-    return values[DUE_AT_NS] if connection.changes() == 1 else None
-
-
-def same(scope: Scope) -> tuple[Any, ...]:
+def _same(scope: Scope) -> tuple[Any, ...]:
     """The parameters that all messages of a transaction share."""
     return scope.cluster, later_ns(scope)
 
 
-def row(scope: Scope, message: Message) -> tuple[Any, ...]:
+def _row(scope: Scope, message: Message) -> tuple[Any, ...]:
     """The parameters of a message's insert."""
     return (
         message.id,
@@ -173,31 +131,34 @@ def row(scope: Scope, message: Message) -> tuple[Any, ...]:
     )
 
 
+def _is_due(message: Message) -> bool:
+    return message.due_at is None and not message.delay_s
+
+
 def _due_at_ns(scope: Scope, message: Message) -> int:
     if message.due_at is None:
         return later_ns(scope, message.delay_s)
-    return min(max(to_ns(message.due_at), 0), messages.LAST_NS)
+    return min(max(to_ns(message.due_at), 0), LAST_NS)
+
+
+def _found(connection: apsw.Connection, scope: Scope, message: Message) -> Receipt:
+    found = messages.receipt(connection, scope, message.id) or _of_key(connection, scope, message)
+    assert found is not None, f"{message.id} is neither stored nor there"
+    return found
 
 
 def _of_key(connection: apsw.Connection, scope: Scope, message: Message) -> Receipt | None:
     if message.key is None:
         return None
-    return messages.find(
-        connection,
-        scope,
-        entity_type=message.entity_type,
-        entity_id=message.entity_id,
-        method=message.method,
-        key=message.key,
-    )
+    return messages.find(connection, scope, message.entity_type, message.entity_id, message.method, message.key)
 
 
-def _fenced(connection: apsw.Connection, scope: Scope, write: Commit, *, audit: bool) -> Committed:
+def _fenced(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed:
     # The end of a message records its writer; without a message only the fence can tell.
     if write.message is not None and _happened(connection, scope, write):
         return "written"
     about = write.message or ("" if write.state is None else write.state.key)
-    states.note_refusal(connection, scope, write.claim, about=about, audit=audit)
+    states.note_refusal(connection, scope, write.claim, about=about)
     return "fenced"
 
 
@@ -220,8 +181,7 @@ def _write(connection: apsw.Connection, scope: Scope, write: Commit) -> Committe
     if write.message is not None and not _complete(connection, scope, write):
         assert write.state is None, f"{write.message} ended inside a transaction"
         return "gone"
-    for message in write.sends:
-        _store(connection, scope, message)
+    write_rows(connection, SQL["insert"], _same(scope), [_row(scope, message) for message in write.sends])
     return None
 
 

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.kernel.clock import to_datetime
+from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage import statements
-from coterie.storage.contracts.messages import Attempt, Insert, MessageRow, Receipt, Status, Suspected
-from coterie.storage.sqlite import message_writes, states
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.contracts.messages import (
+    Attempt,
+    Backlog,
+    Delivery,
+    Due,
+    LateReply,
+    Loss,
+    MessageRow,
+    PendingMessages,
+    Receipt,
+    Status,
+    Suspected,
+)
+from coterie.storage.message_writer import MessageWriter
+from coterie.storage.sqlite import states
+from coterie.storage.sqlite.store import SqliteStore, bindings, encoded, later_ns, reads, to_instant, writes
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
-    from asyncio import Future
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import apsw
 
-    from coterie.kernel.clock import Clock
     from coterie.storage.contracts.messages import (
-        Backlog,
-        Commit,
-        Committed,
-        Delivery,
-        Due,
         Mark,
-        Message,
         MessageFilter,
-        Setback,
-        Suffered,
         Suspicion,
     )
-    from coterie.storage.group_commit import GroupWriter, Waiter
     from coterie.storage.interface import Claim
-    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.sqlite.store import Scope
 
 
 SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
@@ -44,11 +46,10 @@ SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
 """Indexed by the stored number."""
 
-LAST_NS = (2**63 - 1) // 1000 * 1000
-"""The latest instant that can be stored."""
-
 _PAST_ALL = "\U0010ffff"
 """Sorts after every id."""
+
+_LOST = "its runner was lost when it ran this message alone, or was about to ({count} of {limit})"
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -62,25 +63,13 @@ class Error(msgspec.Struct, frozen=True):
 _ERRORS = msgspec.json.Decoder(tuple[Error, ...])
 
 
-def later_ns(scope: Scope, seconds: float = 0.0) -> int:
-    """An instant in whole microseconds: a mark made of it as a datetime must compare the same."""
-    at_ns = scope.expires_at_ns(seconds) if seconds else scope.now_ns
-    assert at_ns is not None
-    return at_ns - at_ns % 1000
-
-
-def bindings(scope: Scope, **more: object) -> dict[str, Any]:
-    """Parameters of a statement."""
-    return {"cluster": scope.cluster, "now_ns": later_ns(scope), **more}
-
-
 def receipt(connection: apsw.Connection, scope: Scope, id: str) -> Receipt | None:
     """The receipt of a message that exists already: it is the sender's own."""
     return _receipt(connection.execute(SQL["receipt"], bindings(scope, id=id)), scope, fresh=True)
 
 
 def find(
-    connection: apsw.Connection, scope: Scope, *, entity_type: str, entity_id: str, method: str, key: str
+    connection: apsw.Connection, scope: Scope, entity_type: str, entity_id: str, method: str, key: str
 ) -> Receipt | None:
     """The receipt of the message that has a key."""
     names = bindings(scope, entity_type=entity_type, entity_id=entity_id, method=method, key=key)
@@ -100,20 +89,103 @@ def look(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[
     return readable(rows, _row, table="messages", key=itemgetter(0))
 
 
+def due(
+    connection: apsw.Connection, scope: Scope, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int
+) -> Due:
+    """Of each seat the first messages after a mark that are due, or will be soon."""
+    rows: list[PendingMessages] = []
+    for seat in sorted(after):
+        names = bindings(scope, seat=seat, until_ns=later_ns(scope, ahead_s), most=most, **_past(after[seat]))
+        rows += [
+            PendingMessages(seat, message, to_datetime(at_ns), *entity)
+            for message, at_ns, *entity in connection.execute(SQL["due"], names)
+        ]
+    return Due(to_datetime(scope.now_ns), tuple(rows))
+
+
+def backlog(connection: apsw.Connection, scope: Scope, *, most: int, dead_most: int) -> Backlog:
+    """The longest due message of each seat, and the number of dead messages."""
+    late = [
+        LateReply(seat, message, to_datetime(at_ns), *call)
+        for seat, message, at_ns, *call in connection.execute(SQL["backlog"], bindings(scope, most=most))
+    ]
+    ((dead,),) = connection.execute(SQL["count_dead"], bindings(scope, most=dead_most))
+    return Backlog(to_datetime(scope.now_ns), tuple(late), dead)
+
+
+def fetch(connection: apsw.Connection, scope: Scope, ids: Sequence[str]) -> list[Delivery]:
+    """The pending ones of these messages."""
+    rows = connection.execute(SQL["fetch"], bindings(scope, ids=encoded(ids)))
+    return [_delivery(*row) for row in rows]
+
+
+def suspect(
+    connection: apsw.Connection,
+    scope: Scope,
+    claim: Claim,
+    concurrency: Mapping[str, int],
+    *,
+    loss_limit: int,
+) -> Suspected:
+    """Examine what may have been running when the previous holder was lost [C5]."""
+    if not states.proven(connection, scope, claim, about="suspects"):
+        return Suspected(0, ())
+    names = bindings(scope, seat=claim.seat, epoch=claim.epoch, before=claim.epoch - 1)
+    ((lost_at_ns,),) = connection.execute(SQL["lost_at"], names)
+    names["lost_at_ns"] = names["now_ns"] if lost_at_ns is None else lost_at_ns
+    begun: list[Any] = connection.execute(SQL["begun_alone"], names).fetchall()
+    lost = [_loss(*row, loss_limit=loss_limit) for row in begun]
+    for loss in lost:
+        error = _LOST.format(count=loss.losses, limit=loss_limit)
+        connection.execute(SQL["lose"], names | {"id": loss.id, "is_dead": loss.is_dead, "error": error})
+    suspects = 0
+    for entity_type, many in concurrency.items():
+        connection.execute(SQL["suspect"], names | {"entity_type": entity_type, "concurrency": many})
+        suspects += connection.changes()
+    return Suspected(suspects, tuple(lost))
+
+
+def mark(connection: apsw.Connection, scope: Scope, claim: Claim, id: str, suspicion: Suspicion) -> bool:
+    """Record how a suspect will run, before it runs. Returns False if it is not pending."""
+    if not states.proven(connection, scope, claim, about=id):
+        return False
+    return _changed(connection, "mark", bindings(scope, id=id, suspicion=int(suspicion), epoch=claim.epoch)) == 1
+
+
+def _loss(*target: Any, loss_limit: int) -> Loss:
+    message, entity_type, entity_id, method, losses = target
+    return Loss(message, entity_type, entity_id, method, losses + 1, losses + 1 >= loss_limit)
+
+
+def _delivery(message: Any, *row: Any) -> Delivery:
+    seat, entity_type, entity_id, method, payload, key, due_at_ns, *rest = row
+    due_s = to_datetime(due_at_ns).timestamp()
+    return Delivery(message, seat, entity_type, entity_id, method, payload, key, due_s, *rest)
+
+
+def _past(mark: Mark | None) -> dict[str, object]:
+    due_at, message = (None, "") if mark is None else mark
+    return {"after_ns": -1 if due_at is None else to_ns(due_at), "after_id": message}
+
+
 def listed(
-    connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str | None, most: int
+    connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str | None = None, most: int = 100
 ) -> list[MessageRow]:
     """The next messages, in the order of their ids."""
     ids = _chosen(connection, scope, chosen, after=after or "", most=most)
     return sorted(look(connection, scope, ids), key=lambda row: row.id)
 
 
-def cancel(connection: apsw.Connection, scope: Scope, id: str, reply: bytes, *, fenced: bool) -> bool:
-    """End a pending message: the holder's if fenced, else only one whose seat is free. False: there is none."""
-    return _changed(connection, "cancel" if fenced else "cancel_free", bindings(scope, id=id, reply=reply)) == 1
+def cancel(connection: apsw.Connection, scope: Scope, id: str, claim: Claim | None, *, reply: bytes) -> bool:
+    """End a pending message: the holder's with its claim, else only one whose seat is free. False: there is none."""
+    if claim is not None and not states.proven(connection, scope, claim, about=id):
+        return False
+    return _changed(connection, "cancel_free" if claim is None else "cancel", bindings(scope, id=id, reply=reply)) == 1
 
 
-def revive(connection: apsw.Connection, scope: Scope, *, id: str | None, entity_type: str, entity_id: str) -> int:
+def revive(
+    connection: apsw.Connection, scope: Scope, *, id: str | None = None, entity_type: str = "", entity_id: str = ""
+) -> int:
     """Make a dead message, or all dead ones of an entity, pending again. Returns the number revived."""
     if id is not None:
         return _changed(connection, "revive", bindings(scope, id=id))
@@ -157,11 +229,6 @@ def _last_of(connection: apsw.Connection, scope: Scope, *, after: str, most: int
     return None, 0
 
 
-def encoded(ids: Sequence[str]) -> str:
-    """A list of ids as a parameter."""
-    return msgspec.json.encode(ids).decode()
-
-
 def _chosen(
     connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str, most: int, ended: bool = False
 ) -> list[str]:
@@ -193,7 +260,7 @@ def _row(row: Sequence[Any]) -> MessageRow:
         key=key,
         sent_at=to_datetime(sent_at_ns),
         due_at=to_datetime(due_at_ns),
-        completed_at=None if completed_at_ns is None else to_datetime(completed_at_ns),
+        completed_at=to_instant(completed_at_ns),
         attempts=attempts,
         errors=tuple(Attempt(each.number, to_datetime(each.at_ns), each.error) for each in _ERRORS.decode(errors)),
         payload=payload,
@@ -203,129 +270,20 @@ def _row(row: Sequence[Any]) -> MessageRow:
     )
 
 
-T = TypeVar("T")
-
-
-class SqliteMessages:
+class SqliteMessages(SqliteStore, MessageWriter):
     """The messages of one cluster. See `storage.contracts.messages.MessageStore`."""
 
-    def __init__(
-        self,
-        database: SqliteDatabase,
-        *,
-        writer: GroupWriter,
-        cluster: str,
-        clock: Clock,
-        audit: bool = False,
-    ) -> None:
-        self._database = database
-        self._writer = writer
-        self._origin = database.origin
-        self._cluster = cluster
-        self._clock = clock
-        self._audit = audit
-
-    def insert(self, message: Message) -> Future[Receipt]:
-        """Store a message."""
-        self._origin.require_same()
-        return self._writer.submit(Insert(message))
-
-    def commit(self, write: Commit) -> Future[Committed]:
-        """Durable when it results in "written"."""
-        self._origin.require_same()
-        return self._writer.submit(write)
-
-    def save(self, write: Insert | Commit, waiter: Waiter) -> None:
-        """Insert or commit; `waiter` receives the result."""
-        self._origin.require_same()
-        self._writer.post(write, waiter)
-
-    def setback(self, write: Setback) -> Future[Suffered]:
-        """Count a failed attempt."""
-        self._origin.require_same()
-        return self._writer.submit(write)
-
-    async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
-        """Of each of these seats the first `most` pending messages after a mark that are due within `ahead_s`."""
-        return await self._read(lambda c, s: message_writes.due(c, s, after, ahead_s=ahead_s, most=most))
-
-    async def backlog(self, *, most: int, dead_most: int) -> Backlog:
-        """Return the longest due message of each seat, and the number of dead messages."""
-        return await self._read(lambda c, s: message_writes.backlog(c, s, most=most, dead_most=dead_most))
-
-    async def fetch(self, ids: Sequence[str]) -> Sequence[Delivery]:
-        """Return those of these messages that are pending."""
-        return await self._read(lambda c, s: message_writes.fetch(c, s, ids))
-
-    async def suspect(self, claim: Claim, concurrency: Mapping[str, int], *, loss_limit: int) -> Suspected:
-        """Examine what may have been running when the previous holder was lost."""
-
-        def judge(connection: apsw.Connection, scope: Scope) -> Suspected:
-            return message_writes.suspect(connection, scope, claim, concurrency, loss_limit=loss_limit)
-
-        return await self._fenced(claim, judge, about="suspects", lost=Suspected(0, ()))
-
-    async def mark(self, claim: Claim, id: str, suspicion: Suspicion) -> bool:
-        """Record how a suspect will run, before it runs."""
-        return await self._fenced(
-            claim, lambda c, s: message_writes.mark(c, s, claim, id, int(suspicion)), about=id, lost=False
-        )
-
-    async def look(self, ids: Sequence[str]) -> Sequence[MessageRow]:
-        """Return these messages."""
-        return await self._read(lambda c, s: look(c, s, ids))
-
-    async def find(self, entity_type: str, entity_id: str, method: str, key: str) -> Receipt | None:
-        """Return the message that has a key, or None."""
-        names = {"entity_type": entity_type, "entity_id": entity_id, "method": method, "key": key}
-        return await self._read(lambda c, s: find(c, s, **names))
-
-    async def cancel(self, id: str, claim: Claim | None, *, reply: bytes) -> bool:
-        """End a pending message; False: there is none. With a claim under the fence, else only if its seat is free."""
-        fenced = claim is not None
-        return await self._fenced(claim, lambda c, s: cancel(c, s, id, reply, fenced=fenced), about=id, lost=False)
-
-    async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
-        """Return messages in order of their ids, after the id `after`."""
-        return await self._read(lambda c, s: listed(c, s, chosen, after=after, most=most))
-
-    async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
-        """Make a dead message, or all dead ones of an entity, pending again. Returns the number revived."""
-        return await self._transact(lambda c, s: revive(c, s, id=id, entity_type=entity_type, entity_id=entity_id))
-
-    async def remove(self, chosen: MessageFilter, *, most: int) -> int:
-        """Delete up to `most` messages that are done or dead. Returns the number deleted."""
-        return await self._transact(lambda c, s: remove(c, s, chosen, most=most))
-
-    async def count(self, chosen: MessageFilter, *, most: int) -> int:
-        """Count the messages, up to `most`."""
-        return await self._read(lambda c, s: count(c, s, chosen, most=most))
-
-    async def discard(self, ids: Sequence[str], status: Status) -> int:
-        """Delete those of these messages that have this final status. Returns the number deleted."""
-        return await self._transact(lambda c, s: discard(c, s, ids, status))
-
-    async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
-        """Delete messages done longer ago than that, among the next `most` ids after `after`."""
-        kept = {"retention_s": retention_s, "key_retention_s": key_retention_s}
-        return await self._transact(lambda c, s: purge(c, s, after=after, **kept, most=most))
-
-    async def _read(self, work: Callable[[apsw.Connection, Scope], T]) -> T:
-        return await self._database.read(lambda c: work(c, self._scope()), doing="read messages")
-
-    async def _transact(self, work: Callable[[apsw.Connection, Scope], T]) -> T:
-        return await self._database.transact(lambda c: work(c, self._scope()), doing="write messages")
-
-    async def _fenced(
-        self, claim: Claim | None, work: Callable[[apsw.Connection, Scope], T], *, about: str, lost: T
-    ) -> T:
-        def run(connection: apsw.Connection, scope: Scope) -> T:
-            audit = self._audit
-            if claim is not None and not states.proven(connection, scope, claim, about=about, audit=audit):
-                return lost
-            return work(connection, scope)
-
-        return await self._transact(run)
-
-    def _scope(self) -> Scope:
-        return Scope(self._cluster, self._clock.wall_ns())
+    suspect = writes(suspect, "write messages")
+    mark = writes(mark, "write messages")
+    cancel = writes(cancel, "write messages")
+    due = reads(due, "read messages")
+    backlog = reads(backlog, "read messages")
+    fetch = reads(fetch, "read messages")
+    look = reads(look, "read messages")
+    find = reads(find, "read messages")
+    count = reads(count, "read messages")
+    revive = writes(revive, "write messages")
+    remove = writes(remove, "write messages")
+    discard = writes(discard, "write messages")
+    purge = writes(purge, "write messages")
+    list = reads(listed, "read messages")

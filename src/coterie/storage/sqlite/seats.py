@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.storage.interface import Registration, SeatDeclaration
-    from coterie.storage.sqlite.kv import Scope
+    from coterie.storage.sqlite.store import Scope
 
 
 LEASES_SQL = dict(statements.load(f"{__package__}.sql", "leases.sql"))

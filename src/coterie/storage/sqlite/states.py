@@ -15,18 +15,17 @@ from coterie.storage import statements
 from coterie.storage.contracts.executions import ExecutionRecord
 from coterie.storage.interface import ASIDE_MOST, StateLoaded, StateRow
 from coterie.storage.sqlite import seats
-from coterie.storage.sqlite.kv import Scope
+from coterie.storage.sqlite.store import SqliteStore, reads, to_instant, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     import apsw
 
-    from coterie.kernel.clock import Clock
     from coterie.storage.contracts.executions import Stamp, Stamped
     from coterie.storage.contracts.messages import StateChange
-    from coterie.storage.interface import Claim, StateSave, Write, Written
-    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.interface import Claim, StateSave, Written
+    from coterie.storage.sqlite.store import Scope
 
 
 SQL = dict(statements.load(f"{__package__}.sql", "states.sql"))
@@ -39,6 +38,11 @@ def held(connection: apsw.Connection, cluster: str, claim: Claim) -> bool:
     return bool(connection.execute(SQL["held"], _bindings(cluster, claim)).get)
 
 
+def verify(connection: apsw.Connection, scope: Scope, claim: Claim) -> bool:
+    """Whether the seat is currently held at this epoch."""
+    return held(connection, scope.cluster, claim)
+
+
 def all_held(connection: apsw.Connection, cluster: str, claims: Collection[Claim]) -> set[Claim]:
     """The claims that are held: under the write lock one read is enough for the whole transaction."""
     names = {"cluster": cluster, "seats": msgspec.json.encode([claim.seat for claim in claims]).decode()}
@@ -46,23 +50,23 @@ def all_held(connection: apsw.Connection, cluster: str, claims: Collection[Claim
     return {claim for claim in claims if found.get(claim.seat) == (claim.runner, claim.epoch)}
 
 
-def proven(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str, audit: bool) -> bool:
+def proven(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str) -> bool:
     """Whether the seat is held at this epoch; if not, the refusal is recorded."""
     if held(connection, scope.cluster, claim):
         return True
-    note_refusal(connection, scope, claim, about=about, audit=audit)
+    note_refusal(connection, scope, claim, about=about)
     return False
 
 
-def note_refusal(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str, audit: bool) -> None:
+def note_refusal(connection: apsw.Connection, scope: Scope, claim: Claim, *, about: str) -> None:
     """Write an audit row about a refusal by the fence (setting `audit`)."""
-    if audit:
+    if scope.audit:
         seats.note(connection, scope, "refused", claim.runner, {claim.seat: claim.epoch}, about=about)
 
 
-def save(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: bool = False) -> Written:
+def save(connection: apsw.Connection, scope: Scope, write: StateSave) -> Written:
     """Write the state that follows a version (0: the first)."""
-    if not proven(connection, scope, write.claim, about=write.key, audit=audit):
+    if not proven(connection, scope, write.claim, about=write.key):
         return "fenced"
     return "written" if change(connection, scope.cluster, write.claim, write) else "conflict"
 
@@ -118,9 +122,9 @@ def _bindings(cluster: str, claim: Claim) -> dict[str, Any]:
 _SQL = dict(statements.load(f"{__package__}.sql", "leading.sql"))
 
 
-def save_leader_state(connection: apsw.Connection, scope: Scope, write: StateSave, *, audit: bool = False) -> Written:
+def save_leader_state(connection: apsw.Connection, scope: Scope, write: StateSave) -> Written:
     """Write the state that follows a version, and its entry in the history."""
-    told = save(connection, scope, write, audit=audit)
+    told = save(connection, scope, write)
     if told == "written" and (write.keep or write.ttl_s is not None):
         names = scope.bindings(key=write.key, runner=write.claim.runner, expires_at_ns=scope.expires_at_ns(write.ttl_s))
         connection.execute(_SQL["date"], names)
@@ -129,7 +133,7 @@ def save_leader_state(connection: apsw.Connection, scope: Scope, write: StateSav
     return told
 
 
-def set_aside(connection: apsw.Connection, scope: Scope, claim: Claim, *, key: str, reason: str) -> bool:
+def set_aside(connection: apsw.Connection, scope: Scope, claim: Claim, key: str, reason: str) -> bool:
     """Keep a copy of a state before it is overwritten. Returns False if the seat is not held."""
     if not held(connection, scope.cluster, claim):
         return False
@@ -173,9 +177,9 @@ def begin(
     return _execution(scope, row)
 
 
-def stamp(connection: apsw.Connection, scope: Scope, write: Stamp, *, audit: bool = False) -> Stamped:
+def stamp(connection: apsw.Connection, scope: Scope, write: Stamp) -> Stamped:
     """Store a leader's report about its work."""
-    if not proven(connection, scope, write.claim, about=write.claim.seat, audit=audit):
+    if not proven(connection, scope, write.claim, about=write.claim.seat):
         return "fenced"
     names = scope.bindings(seat=write.claim.seat, epoch=write.claim.epoch, runs=write.runs, error=write.error)
     names |= {"note": write.note, "done": write.done, "total": write.total}
@@ -205,11 +209,11 @@ def _execution(scope: Scope, row: Sequence[Any]) -> ExecutionRecord:
         known_at=to_datetime(known_at_ns),
         since_at=to_datetime(since_at_ns),
         runs=runs,
-        ran_at=None if ran_at_ns is None else to_datetime(ran_at_ns),
-        progress_at=None if progress_at_ns is None else to_datetime(progress_at_ns),
+        ran_at=to_instant(ran_at_ns),
+        progress_at=to_instant(progress_at_ns),
         alive_at=to_datetime(alive_at_ns),
         error=error,
-        error_at=None if error_at_ns is None else to_datetime(error_at_ns),
+        error_at=to_instant(error_at_ns),
         note=note,
         done=done,
         total=total,
@@ -218,76 +222,27 @@ def _execution(scope: Scope, row: Sequence[Any]) -> ExecutionRecord:
     )
 
 
-class SqliteStates:
+class SqliteStates(SqliteStore):
     """State written under the fence. See `storage.interface.StateStore`."""
-
-    def __init__(
-        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
-    ) -> None:
-        self._database = database
-        self._write = write
-        self._cluster = cluster
-        self._clock = clock
 
     async def save(self, write: StateSave) -> Written:
         """Durable when it returns "written"."""
         return cast("Written", await self._write(write))
 
-    async def load(self, claim: Claim, key: str) -> StateLoaded | None:
-        """Load the state for a new holder and mark the row with its epoch. Returns None if the seat is not held."""
-        return await self._database.transact(lambda c: load(c, self._scope(), claim, key), doing=f"load {key!r}")
-
-    async def verify(self, claim: Claim) -> bool:
-        """Whether the seat is currently held at this epoch."""
-        return await self._database.read(lambda c: held(c, self._cluster, claim), doing=f"look at {claim.seat!r}")
-
-    async def set_aside(self, claim: Claim, key: str, reason: str) -> bool:
-        """Keep a copy of the stored state before it is overwritten. Returns False if the seat is not held."""
-        return await self._database.transact(
-            lambda c: set_aside(c, self._scope(), claim, key=key, reason=reason), doing=f"set {key!r} aside"
-        )
-
-    async def peek(self, key: str) -> StateRow | None:
-        """Read the state without holding its seat."""
-        return await self._database.read(lambda c: peek(c, self._scope(), key), doing=f"look at {key!r}")
-
-    async def history(self, key: str) -> Sequence[StateRow]:
-        """Return the past states and those set aside, the newest first."""
-        return await self._database.read(lambda c: history(c, self._scope(), key), doing=f"read the history of {key!r}")
-
-    async def purge(self, *, most: int) -> int:
-        """Delete up to `most` expired states with their histories. Returns the number of states deleted."""
-        return await self._database.transact(lambda c: purge(c, self._scope(), most=most), doing="purge expired states")
-
-    def _scope(self) -> Scope:
-        return Scope(self._cluster, self._clock.wall_ns())
+    load = writes(load, "load {key!r}")
+    verify = reads(verify, "look at {claim.seat!r}")
+    set_aside = writes(set_aside, "set {key!r} aside")
+    peek = reads(peek, "look at {key!r}")
+    history = reads(history, "read the history of {key!r}")
+    purge = writes(purge, "purge expired states")
 
 
-class SqliteExecutions:
+class SqliteExecutions(SqliteStore):
     """One row per seat. See `storage.contracts.executions.Executions`."""
-
-    def __init__(
-        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
-    ) -> None:
-        self._database = database
-        self._write = write
-        self._cluster = cluster
-        self._clock = clock
-
-    async def begin(self, claim: Claim, *, leader: str, expected_s: float | None) -> ExecutionRecord | None:
-        """Record a new holder. Returns the row, or None if the seat is not held."""
-        return await self._database.transact(
-            lambda c: begin(c, self._scope(), claim, leader=leader, expected_s=expected_s),
-            doing=f"begin to lead {claim.seat!r}",
-        )
 
     async def stamp(self, write: Stamp) -> Stamped:
         """Durable when it returns "written"."""
         return cast("Stamped", await self._write(write))
 
-    async def list(self, prefix: str) -> Sequence[ExecutionRecord]:
-        """The records of all seats whose names begin with `prefix`, in the order of the names."""
-        return await self._database.read(lambda c: listed(c, self._scope(), prefix), doing="list what leaders say")
-
-    def _scope(self) -> Scope:
-        return Scope(self._cluster, self._clock.wall_ns())
+    begin = writes(begin, "begin to lead {claim.seat!r}")
+    list = reads(listed, "list what leaders say")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime
@@ -12,23 +12,23 @@ from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.contracts.ticks import TickClaim, TickNote
 from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.group_commit import Group, GroupWriter
-from coterie.storage.interface import SECRET_BYTES, StateSave, Storage
-from coterie.storage.sqlite import batch, message_writes, schema, states, tick_writes, unit_writes, units
-from coterie.storage.sqlite.audit import SqliteInspection
+from coterie.storage.interface import SECRET_BYTES, KvPut, KvRemove, KvSwap, StateSave, Storage
+from coterie.storage.sqlite import kv, message_writes, schema, states, tick_writes, unit_writes, units
+from coterie.storage.sqlite.audit import SqliteActivity, SqliteInspection
 from coterie.storage.sqlite.database import SqliteDatabase
 from coterie.storage.sqlite.executor import Executors, threads
-from coterie.storage.sqlite.kv import HANDLERS, Scope, SqliteKv
 from coterie.storage.sqlite.location import path_of
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.ownership import SqliteOwners
 from coterie.storage.sqlite.schema import SqliteSchema
+from coterie.storage.sqlite.store import Scope
 from coterie.storage.sqlite.ticks import SqliteTicks
 from coterie.storage.sqlite.units import SqliteUnits
 from coterie.storage.sqlite.user_sql import SqliteTransactions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
+    from coterie.storage.contracts.messages import Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.interface import ClusterSnapshot, Write
-    from coterie.storage.sqlite.kv import Handler
     from coterie.storage.sqlite.ownership import SqliteOwnership
     from coterie.storage.sqlite.witness import Witness
     from coterie.storage.user_transaction import UserTransaction
+
+    Handler = Callable[..., Sequence[Any] | None]
 
 _GROUP_MOST = 200
 """Maximum writes of one transaction. Processes alternate: while one commits, others work on what it has committed
@@ -96,28 +98,17 @@ class SqliteStorage(Storage):
         self._owners = SqliteOwners(self._main, settings=settings, clock=clock, chance=chance, witness=witness)
         super().__init__(what=f"storage {self.address}")
         self.groups = GroupWriter(self._commit, most=_GROUP_MOST, supervisor=supervisor)
-        self.kv = SqliteKv(self._main, write=self.write, cluster=settings.name, clock=clock)
-        named: Any = {"write": self.write, "cluster": settings.name, "clock": clock}
-        self.states = states.SqliteStates(self._main, **named)
-        self.executions = states.SqliteExecutions(self._main, **named)
-        self.ticks = SqliteTicks(self._main, **named)
+        self._cluster, self._audit = settings.name, settings.audit
+        parts: Any = {"writer": self.groups, "cluster": self._cluster, "clock": clock, "audit": self._audit}
+        self.kv = kv.SqliteKv(self._main, **parts)
+        self.states = states.SqliteStates(self._main, **parts)
+        self.executions = states.SqliteExecutions(self._main, **parts)
+        self.ticks = SqliteTicks(self._main, **parts)
+        self.units = SqliteUnits(self._main, **parts)
+        self.messages = SqliteMessages(self._main, **parts)
+        self.machines = SqliteMachines(self._main, **parts)
         self.inspection = SqliteInspection(self._main, cluster=settings.name)
-        self.machines = SqliteMachines(self._main, cluster=settings.name, clock=clock)
-        audit = settings.audit
-        self.units = SqliteUnits(self._main, **named, audit=audit)
-        self.messages = SqliteMessages(self._main, writer=self.groups, cluster=settings.name, clock=clock, audit=audit)
-        self._handlers: dict[type, Handler] = {
-            **{kind: partial(handler, audit=audit) for kind, handler in HANDLERS.items()},
-            StateSave: partial(states.save_leader_state, audit=audit),
-            Stamp: partial(states.stamp, audit=audit),
-            Insert: message_writes.insert,
-            Commit: partial(message_writes.commit, audit=audit),
-            Setback: partial(message_writes.setback, audit=audit),
-            TickClaim: lambda c, scope, write: tick_writes.claim(c, scope, [write], audit=audit)[0],
-            TickNote: lambda c, scope, write: tick_writes.note(c, scope, [write], audit=audit)[0],
-            StepWrite: lambda c, scope, write: unit_writes.step(c, scope, [write], audit=audit)[0],
-            UnitEnd: lambda c, scope, write: unit_writes.end(c, scope, [write], audit=audit)[0],
-        }
+        self.activity = SqliteActivity(self._main, cluster=settings.name, clock=clock)
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
@@ -201,38 +192,130 @@ class SqliteStorage(Storage):
 
     async def _commit(self, group: Group) -> Sequence[Any]:
         doing = f"write to {self.address}"
-        results = await self._main.transact(lambda c: self._run_closed(c, group), doing=doing)
-        if results is None:
-            results = await self._main.transact(lambda c: self._run(c, group), doing=doing)
+        results: Sequence[Any] | None = await self._main.transact(lambda c: self._run_closed(c, group), doing=doing)
+        if results is None:  # nothing was written
+            results = await self._main.transact(lambda c: self._run(c, group, _one_by_one(group)), doing=doing)
+        assert results is not None
         return results
 
-    def _run_closed(self, connection: apsw.Connection, group: Group) -> list[Any] | None:
-        """Run a group that holds the write lock; None: nothing was written, run it one by one."""
+    def _run_closed(self, connection: apsw.Connection, group: Group) -> Sequence[Any] | None:
         group.close()
-        if len(group) == 1 or batch.meet(group):
-            return self._run(connection, group)
-        return self._run_together(connection, group)
+        if len(group) == 1:
+            return _HANDLERS[type(group[0])](connection, self._scope(), group)
+        return self._run(connection, group, _batches(group))
 
-    def _run(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any]:
-        scope = Scope(self._settings.name, self._clock.wall_ns())
-        return [self._handlers[type(write)](connection, scope, write) for write in group]
+    def _run(
+        self, connection: apsw.Connection, group: Sequence[Write], batches: Sequence[Sequence[int]]
+    ) -> list[Any] | None:
+        """Run writes, given by their places in the group. None: one was refused, and all were rolled back."""
+        scope = self._scope()
+        done: list[Any] = [None] * len(group)
+        for batch in batches:
+            results = _HANDLERS[type(group[batch[0]])](connection, scope, [group[place] for place in batch])
+            if results is None:
+                connection.execute("rollback")
+                return None
+            for place, result in zip(batch, results, strict=True):
+                done[place] = result
+        return done
+
+    def _scope(self) -> Scope:
+        return Scope(self._cluster, self._clock.wall_ns(), self._audit)
 
     def _run_in_transaction(self, connection: apsw.Connection, write: Write, starts: Sequence[UnitStart]) -> Any:
         """Run the writes with which a user's transaction is committed."""
-        units.require_started(connection, Scope(self._settings.name, self._clock.wall_ns()), starts)
-        return self._run(connection, [write])[0]
+        units.require_started(connection, self._scope(), starts)
+        results = _HANDLERS[type(write)](connection, self._scope(), [write])
+        assert results is not None
+        return results[0]
 
-    def _run_together(self, connection: apsw.Connection, group: Sequence[Write]) -> list[Any] | None:
-        """Run similar writes together; None: one of them is refused, and nothing was written."""
-        scope = Scope(self._settings.name, self._clock.wall_ns())
-        written = batch.commit(connection, scope, group)
-        if written is None:
-            connection.execute("rollback")
-            return None
-        done: dict[int, Any] = {**written, **batch.insert(connection, scope, group)}
-        done |= batch.ticks(connection, scope, group, audit=self._settings.audit)
-        done |= batch.units(connection, scope, group, audit=self._settings.audit)
-        return [
-            done[place] if place in done else self._handlers[type(write)](connection, scope, write)
-            for place, write in enumerate(group)
-        ]
+
+def _each(handler: Callable[..., Any]) -> Handler:
+    """Make a handler of a function for one write."""
+
+    def handle(connection: apsw.Connection, scope: Scope, writes: Sequence[Write]) -> list[Any]:
+        return [handler(connection, scope, write) for write in writes]
+
+    return handle
+
+
+_HANDLERS: dict[type, Handler] = {
+    Commit: message_writes.commit,  # first: if one is refused, little has been written in vain
+    Insert: message_writes.insert,
+    Setback: _each(message_writes.setback),
+    StateSave: _each(states.save_leader_state),
+    Stamp: _each(states.stamp),
+    TickClaim: tick_writes.claim,
+    TickNote: tick_writes.note,
+    StepWrite: unit_writes.step,
+    UnitEnd: unit_writes.end,
+    **dict.fromkeys((KvPut, KvSwap, KvRemove), _each(kv.write)),
+}
+"""The handler of each kind of write. It takes a list, of one write or of several that are about different rows, and
+returns their results. None: one was refused, roll back and run them one by one, each with its own result [M3]."""
+
+
+def _one_by_one(group: Sequence[Write]) -> list[list[int]]:
+    return [[place] for place in range(len(group))]
+
+
+def _batches(group: Sequence[Write]) -> list[list[int]]:
+    """Split a group into batches for one handler each.
+
+    Writes about the same row keep their order: they are in different batches.
+    """
+    batches: list[list[int]] = []
+    for run in _runs(group):
+        kinds: dict[Handler, list[int]] = {}
+        for place in run:
+            kinds.setdefault(_HANDLERS[type(group[place])], []).append(place)
+        batches += [kinds.pop(handler) for handler in _HANDLERS.values() if handler in kinds]
+    return batches
+
+
+def _runs(group: Sequence[Write]) -> list[Sequence[int]]:
+    """Split a group into runs in which no two writes are about the same row."""
+    ended = {write.unit for write in group if type(write) is UnitEnd}
+    rows = [_rows(write, ended) for write in group]
+    if len(set(chain.from_iterable(rows))) == sum(map(len, rows)):
+        return [range(len(group))]
+    runs: list[list[int]] = [[]]
+    seen: set[object] = set()
+    for place, names in enumerate(rows):
+        if not seen.isdisjoint(names) or len(set(names)) < len(names):
+            runs.append([])
+            seen.clear()
+        runs[-1].append(place)
+        seen.update(names)
+    return [run for run in runs if run]
+
+
+def _rows(write: Write, ended: Container[str]) -> Sequence[object]:
+    """Name the rows that a write is about.
+
+    Writes of keys share a handler, which keeps their order. Steps are about their unit only if it ends in this group.
+    """
+    if type(write) is Insert:  # these have no subclasses, and this runs for each write, under the lock
+        return _message_rows(write.message)
+    if type(write) is Commit:
+        names: list[object] = [] if write.message is None else [write.message]
+        if write.state is not None:
+            names.append(write.state.key)
+        for message in write.sends:
+            names += _message_rows(message)
+        return names
+    if type(write) is StepWrite:
+        return (write.key, write.unit) if write.unit in ended else (write.key,)
+    if type(write) is UnitEnd:
+        return (write.unit,)
+    if type(write) is Setback:
+        return (write.message,)
+    if type(write) is StateSave or type(write) is TickClaim or type(write) is TickNote:
+        return (write.key,)
+    return ()
+
+
+def _message_rows(message: Message) -> Sequence[object]:
+    if message.key is None:
+        return (message.id,)
+    return message.id, (message.entity_type, message.entity_id, message.method, message.key)

@@ -17,7 +17,7 @@ from coterie.kernel.text import storable
 from coterie.storage import statements
 from coterie.storage.contracts.ticks import ClaimResult
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.messages import LAST_NS, bindings
+from coterie.storage.sqlite.store import LAST_NS, bindings, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from coterie.storage.contracts.ticks import TickClaim, TickNote
     from coterie.storage.interface import Written
-    from coterie.storage.sqlite.kv import Scope
+    from coterie.storage.sqlite.store import Scope
 
 SQL = dict(statements.load(f"{__package__}.sql", "ticks.sql"))
 
@@ -50,18 +50,11 @@ def instant_ns(at: datetime) -> int:
     return max(-LAST_NS, min(to_ns(at), LAST_NS))
 
 
-def encoded(rows: Iterable[object]) -> str:
-    """Rows as one parameter."""
-    return msgspec.json.encode(list(rows)).decode()
-
-
-def claim(
-    connection: apsw.Connection, scope: Scope, writes: Sequence[TickClaim], *, audit: bool = False
-) -> list[ClaimResult]:
+def claim(connection: apsw.Connection, scope: Scope, writes: Sequence[TickClaim]) -> list[ClaimResult]:
     """Store the verdicts of ticks if the conditions of `ClaimResult` hold. At most one claim for each cron."""
     names = bindings(scope)
     now = to_datetime(names["now_ns"])
-    held = _proven(connection, scope, writes, audit=audit)
+    held = _proven(connection, scope, writes)
     asked = encoded({"name": write.name, "seat": write.claim.seat} for write in held)
     schedules = _SCHEDULES.decode(connection.execute(SQL["schedules"], {**names, "asked": asked}).get)
     told = {write.key: _judged(write, schedule, now) for write, schedule in zip(held, schedules, strict=True)}
@@ -73,12 +66,10 @@ def claim(
     return [ClaimResult(told.get(write.key, "fenced"), now) for write in writes]
 
 
-def note(
-    connection: apsw.Connection, scope: Scope, writes: Sequence[TickNote], *, audit: bool = False
-) -> list[Written]:
+def note(connection: apsw.Connection, scope: Scope, writes: Sequence[TickNote]) -> list[Written]:
     """Store reports on running ticks. At most one for each cron."""
     names = bindings(scope)
-    held = _proven(connection, scope, writes, audit=audit)
+    held = _proven(connection, scope, writes)
     rows = [_noted(write) for write in held]
     running = _PLACES.decode(connection.execute(SQL["running"], {**names, "rows": encoded(rows)}).get)
     told: dict[str, Written] = {
@@ -155,10 +146,10 @@ def _counted(write: TickNote) -> dict[str, Any]:
     return {"name": write.name, "outcome": outcome, "error": error}
 
 
-def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any], *, audit: bool) -> list[Any]:
+def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any]) -> list[Any]:
     """Return the writes whose seats are held; refusals of the others are recorded [C1]."""
     held = states.all_held(connection, scope.cluster, {write.claim for write in writes})
     for write in writes:
         if write.claim not in held:
-            states.note_refusal(connection, scope, write.claim, about=write.claim.seat, audit=audit)
+            states.note_refusal(connection, scope, write.claim, about=write.claim.seat)
     return [write for write in writes if write.claim in held]

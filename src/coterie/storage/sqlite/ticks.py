@@ -5,7 +5,7 @@ Writes that go through the group writer are in `tick_writes.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -13,27 +13,33 @@ from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.ids import Seat
 from coterie.storage.contracts.ticks import CronBook, CronRow, Kind, Outcome, PauseRow, TickRow
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.kv import Scope
-from coterie.storage.sqlite.messages import LAST_NS, bindings, later_ns
-from coterie.storage.sqlite.tick_writes import SQL, encoded, instant_ns
+from coterie.storage.sqlite.store import (
+    LAST_NS,
+    SqliteStore,
+    ago_ns,
+    bindings,
+    encoded,
+    later_ns,
+    reads,
+    to_instant,
+    writes,
+)
+from coterie.storage.sqlite.tick_writes import SQL, instant_ns
 from coterie.storage.sqlite.write_lock import snapshot
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     import apsw
 
-    from coterie.kernel.clock import Clock
     from coterie.storage.contracts.ticks import ClaimResult, CronTakeover, TickClaim, TickNote
-    from coterie.storage.interface import Write, Written
-    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.interface import Written
+    from coterie.storage.sqlite.store import Scope
 
 _PAST_ALL_NS = 2**63 - 1
 """Later than every instant: those are whole microseconds."""
-
-_LONGEST_S = 9e9
 
 
 # ── rows, as the statements return them ─────────────────────────────────────────────────────────────────────────
@@ -157,13 +163,13 @@ def _begun(look: _Look) -> int:
 # ── for all processes ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def trigger(connection: apsw.Connection, scope: Scope, name: str, at: datetime | None) -> TickRow | None:
+def trigger(connection: apsw.Connection, scope: Scope, name: str, *, at: datetime | None = None) -> TickRow | None:
     """Trigger one more tick, for an instant; None: there is no such cron."""
     if not _is_known(connection, scope, name):
         return None
     at_ns = later_ns(scope) if at is None else instant_ns(at)
     seq: int = connection.execute(SQL["trigger"], bindings(scope, name=name, at_ns=at_ns)).get
-    return get(connection, scope, name, kind="manual", at_ns=at_ns, seq=seq)
+    return _get(connection, scope, name, "manual", at_ns, seq)
 
 
 def pause(connection: apsw.Connection, scope: Scope, name: str) -> bool | None:
@@ -184,15 +190,22 @@ def resume(connection: apsw.Connection, scope: Scope, name: str) -> bool | None:
     return connection.changes() == 1
 
 
-def get(connection: apsw.Connection, scope: Scope, name: str, *, kind: Kind, at_ns: int, seq: int) -> TickRow | None:
+def get(connection: apsw.Connection, scope: Scope, name: str, kind: Kind, at: datetime, seq: int) -> TickRow | None:
     """One tick."""
+    return _get(connection, scope, name, kind, instant_ns(at), seq)
+
+
+def _get(connection: apsw.Connection, scope: Scope, name: str, kind: Kind, at_ns: int, seq: int) -> TickRow | None:
     names = bindings(scope, name=name, kind=kind, at_ns=at_ns, seq=seq)
     found = connection.execute(SQL["get"], names).get
     return None if found is None else _tick(_TICK.decode(found))
 
 
-def history(connection: apsw.Connection, scope: Scope, name: str, *, before_ns: int, most: int) -> list[TickRow]:
-    """The last ticks of a cron, the latest first."""
+def history(
+    connection: apsw.Connection, scope: Scope, name: str, *, most: int, before: datetime | None = None
+) -> list[TickRow]:
+    """The last ticks of a cron, the latest instant first."""
+    before_ns = _PAST_ALL_NS if before is None else max(-LAST_NS, min(to_ns(before), _PAST_ALL_NS))
     names = bindings(scope, name=name, before_ns=before_ns, most=most)
     return [_tick(tick) for tick in _ticks(_ROWS.decode(connection.execute(SQL["history"], names).get))]
 
@@ -206,7 +219,7 @@ def listed(connection: apsw.Connection, scope: Scope) -> list[CronRow]:
 
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> int:
     """Delete some ticks that ended long ago, and pauses. Returns the number of ticks."""
-    names = bindings(scope, before_ns=later_ns(scope, -min(older_s, _LONGEST_S)), most=most)
+    names = bindings(scope, before_ns=ago_ns(scope, older_s), most=most)
     connection.execute(SQL["purge_pauses"], names)
     connection.execute(SQL["purge"], names)
     return connection.changes()
@@ -223,10 +236,10 @@ def _book(scope: Scope, look: _Look) -> CronBook:
     return CronBook(
         fingerprint=look.fingerprint,
         effective_from=to_datetime(look.effective_from_ns),
-        last=_instant(look.last_at_ns),
+        last=to_instant(look.last_at_ns),
         failures=look.failures,
-        failed_at=_instant(look.failed_at_ns),
-        pauses=tuple(PauseRow(to_datetime(since_ns), _instant(until_ns)) for since_ns, until_ns in look.pauses),
+        failed_at=to_instant(look.failed_at_ns),
+        pauses=tuple(PauseRow(to_datetime(since_ns), to_instant(until_ns)) for since_ns, until_ns in look.pauses),
         open=tuple(map(_tick, look.open)),
         now=to_datetime(scope.now_ns),
     )
@@ -247,7 +260,7 @@ def _tick(row: _Tick) -> TickRow:
         errors=row.errors,
         runner=row.runner,
         claimed_at=to_datetime(row.claimed_at_ns),
-        ended_at=_instant(row.ended_at_ns),
+        ended_at=to_instant(row.ended_at_ns),
         late_s=row.late_s,
         took_s=row.took_s,
         note=row.note,
@@ -261,43 +274,31 @@ def _cron(scope: Scope, row: _Cron) -> CronRow:
         name=row.name,
         definition=row.definition,
         effective_from=to_datetime(row.effective_from_ns),
-        last=_instant(row.last_at_ns),
+        last=to_instant(row.last_at_ns),
         runs=row.runs,
-        ran_at=_instant(row.ran_at_ns),
+        ran_at=to_instant(row.ran_at_ns),
         error=row.error,
-        error_at=_instant(row.error_at_ns),
+        error_at=to_instant(row.error_at_ns),
         failures=row.failures,
-        failed_at=_instant(row.failed_at_ns),
-        paused_at=_instant(row.paused_at_ns),
+        failed_at=to_instant(row.failed_at_ns),
+        paused_at=to_instant(row.paused_at_ns),
         open=row.open,
-        beat_at=_instant(row.beat_at_ns),
+        beat_at=to_instant(row.beat_at_ns),
         latest=next(map(_tick, _ticks([] if bytes(row.latest) == b"null" else [row.latest])), None),
         now=to_datetime(scope.now_ns),
     )
 
 
-def _instant(at_ns: int | None) -> datetime | None:
-    return None if at_ns is None else to_datetime(at_ns)
-
-
-class SqliteTicks:
+class SqliteTicks(SqliteStore):
     """The crons of one cluster. See `storage.contracts.ticks.TickStore`."""
 
-    def __init__(
-        self, database: SqliteDatabase, *, write: Callable[[Write], Awaitable[Any]], cluster: str, clock: Clock
-    ) -> None:
-        self._database = database
-        self._write = write
-        self._cluster = cluster
-        self._clock = clock
+    _known = reads(known, "look after crons")
+    _take = writes(take, "look after crons")
 
     async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
         """Take over crons. Takes the contended write lock only if there is something to write."""
-        doing = "look after crons"
-        found = await self._database.read(lambda c: known(c, self._scope(), takes), doing=doing)
-        if found is None:
-            found = await self._database.transact(lambda c: take(c, self._scope(), takes), doing=doing)
-        return found
+        found = await self._known(takes)
+        return await self._take(takes) if found is None else found
 
     async def claim(self, write: TickClaim) -> ClaimResult:
         """Durable when it returns "written"."""
@@ -307,42 +308,10 @@ class SqliteTicks:
         """Durable when it returns "written"."""
         return cast("Written", await self._write(write))
 
-    async def trigger(self, name: str, *, at: datetime | None = None) -> TickRow | None:
-        """Trigger a run. Returns None if there is no such cron."""
-        return await self._database.transact(lambda c: trigger(c, self._scope(), name, at), doing=f"trigger {name!r}")
-
-    async def pause(self, name: str) -> bool | None:
-        """Let no tick begin from now on. Returns False if it was paused already, None if there is no such cron."""
-        return await self._database.transact(lambda c: pause(c, self._scope(), name), doing=f"pause {name!r}")
-
-    async def resume(self, name: str) -> bool | None:
-        """End the pause. Returns False if it was not paused, None if there is no such cron."""
-        return await self._database.transact(lambda c: resume(c, self._scope(), name), doing=f"resume {name!r}")
-
-    async def get(self, name: str, kind: Kind, at: datetime, seq: int) -> TickRow | None:
-        """Return one tick."""
-        at_ns = instant_ns(at)
-        return await self._database.read(
-            lambda c: get(c, self._scope(), name, kind=kind, at_ns=at_ns, seq=seq), doing=f"look at a tick of {name!r}"
-        )
-
-    async def history(self, name: str, *, most: int, before: datetime | None = None) -> Sequence[TickRow]:
-        """Return the last ticks, the latest instant first."""
-        before_ns = _PAST_ALL_NS if before is None else max(-LAST_NS, min(to_ns(before), _PAST_ALL_NS))
-        return await self._database.read(
-            lambda c: history(c, self._scope(), name, before_ns=before_ns, most=most),
-            doing=f"read the history of {name!r}",
-        )
-
-    async def list(self) -> Sequence[CronRow]:
-        """Return all crons, by name."""
-        return await self._database.read(lambda c: listed(c, self._scope()), doing="list crons")
-
-    async def purge(self, *, older_s: float, most: int) -> int:
-        """Delete up to `most` ticks that ended longer ago than that, and such pauses. Returns the number of ticks."""
-        return await self._database.transact(
-            lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old ticks"
-        )
-
-    def _scope(self) -> Scope:
-        return Scope(self._cluster, self._clock.wall_ns())
+    trigger = writes(trigger, "trigger {name!r}")
+    pause = writes(pause, "pause {name!r}")
+    resume = writes(resume, "resume {name!r}")
+    get = reads(get, "look at a tick of {name!r}")
+    history = reads(history, "read the history of {name!r}")
+    list = reads(listed, "list crons")
+    purge = writes(purge, "purge old ticks")

@@ -14,9 +14,8 @@ import msgspec
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.contracts.units import StepResult, StepRow, UnitEndResult
-from coterie.storage.sqlite import batch, states
-from coterie.storage.sqlite.messages import bindings, later_ns
-from coterie.storage.sqlite.tick_writes import encoded
+from coterie.storage.sqlite import states
+from coterie.storage.sqlite.store import bindings, encoded, later_ns, to_instant, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.storage.contracts.units import StepWrite, UnitEnd
-    from coterie.storage.sqlite.kv import Scope
+    from coterie.storage.sqlite.store import Scope
 
     Told = Literal["written", "there", "over", "fenced"]
 
@@ -61,12 +60,10 @@ _END_LOOKS = msgspec.json.Decoder(list[_EndLook])
 # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def step(
-    connection: apsw.Connection, scope: Scope, writes: Sequence[StepWrite], *, audit: bool = False
-) -> list[StepResult]:
+def step(connection: apsw.Connection, scope: Scope, writes: Sequence[StepWrite]) -> list[StepResult]:
     """Store steps, with the results that `StepResult` defines. At most one for each position."""
     names = bindings(scope)
-    held = _proven(connection, scope, writes, audit=audit)
+    held = _proven(connection, scope, writes)
     asked = encoded(map(_place, held))
     looks = _STEP_LOOKS.decode(connection.execute(SQL["step_looks"], {**names, "rows": asked}).get)
     told: dict[str, Told] = {write.key: _judged(write, look) for write, look in zip(held, looks, strict=True)}
@@ -95,8 +92,8 @@ def _write_steps(connection: apsw.Connection, scope: Scope, chosen: Sequence[Ste
         (write.unit, write.branch, write.position, write.value, write.error) for write in chosen if write.key in known
     ]
     same = scope.cluster, later_ns(scope)
-    batch.write(connection, SQL["step_insert"], same, new)
-    batch.write(connection, SQL["step_complete"], same, ends)
+    write_rows(connection, SQL["step_insert"], same, new)
+    write_rows(connection, SQL["step_complete"], same, ends)
 
 
 def _place(write: StepWrite) -> dict[str, Any]:
@@ -146,7 +143,7 @@ def _stepped(
         done=write.done,
         value=write.value,
         error=write.error,
-        due_at=None if due_at_ns is None else to_datetime(due_at_ns),
+        due_at=to_instant(due_at_ns),
     )
     return StepResult(told, row, now)
 
@@ -169,24 +166,22 @@ def step_row(row: Sequence[Any]) -> StepRow:
         done=bool(done),
         value=value,
         error=error,
-        due_at=None if due_at_ns is None else to_datetime(due_at_ns),
+        due_at=to_instant(due_at_ns),
     )
 
 
 # ── ends ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def end(
-    connection: apsw.Connection, scope: Scope, writes: Sequence[UnitEnd], *, audit: bool = False
-) -> list[UnitEndResult]:
+def end(connection: apsw.Connection, scope: Scope, writes: Sequence[UnitEnd]) -> list[UnitEndResult]:
     """End units, and resolve the deferreds of their parents. At most one for each unit."""
-    held = _proven(connection, scope, writes, audit=audit)
+    held = _proven(connection, scope, writes)
     asked = encoded({"unit": write.unit, "seat": write.claim.seat} for write in held)
     looks = _END_LOOKS.decode(connection.execute(SQL["end_looks"], bindings(scope, rows=asked)).get)
     found = {write.unit: look for write, look in zip(held, looks, strict=True)}
     if any(look.parent in found for look in looks) and len(writes) > 1:
         # Parent and child: their order matters.
-        return [end(connection, scope, [write], audit=audit)[0] for write in writes]
+        return [end(connection, scope, [write])[0] for write in writes]
     _write_ends(connection, scope, [(write, found[write.unit]) for write in held if found[write.unit].goes_on])
     return [_ended(found.get(write.unit)) for write in writes]
 
@@ -196,7 +191,7 @@ def _write_ends(connection: apsw.Connection, scope: Scope, chosen: Sequence[tupl
         return
     same = scope.cluster, later_ns(scope)
     kept = [(write.unit, write.status, write.value, write.error) for write, look in chosen if look.is_workflow]
-    batch.write(connection, SQL["end"], same, kept)
+    write_rows(connection, SQL["end"], same, kept)
     gone = [write.unit for write, look in chosen if not look.is_workflow]
     if gone:
         connection.execute(SQL["forget"], bindings(scope, units=encoded(gone)))
@@ -205,7 +200,7 @@ def _write_ends(connection: apsw.Connection, scope: Scope, chosen: Sequence[tupl
         (look.parent, look.waited_as, look.life, write.outcome) for write, look in chosen if look.parent is not None
     ]
     if waiting:
-        batch.write(connection, SQL["tell"], same, waiting)
+        write_rows(connection, SQL["tell"], same, waiting)
         connection.execute(SQL["wake"], bindings(scope, units=encoded(parent for parent, *_ in waiting)))
 
 
@@ -223,10 +218,10 @@ def _ended(look: _EndLook | None) -> UnitEndResult:
     return UnitEndResult("written" if look.goes_on else "over", look.wake)
 
 
-def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any], *, audit: bool) -> list[Any]:
+def _proven(connection: apsw.Connection, scope: Scope, writes: Sequence[Any]) -> list[Any]:
     """Return the writes whose seats are held; refusals of the others are recorded [C1]."""
     held = states.all_held(connection, scope.cluster, {write.claim for write in writes})
     for write in writes:
         if write.claim not in held:
-            states.note_refusal(connection, scope, write.claim, about=write.unit, audit=audit)
+            states.note_refusal(connection, scope, write.claim, about=write.unit)
     return [write for write in writes if write.claim in held]

@@ -24,19 +24,15 @@ from coterie.storage.contracts.units import (
     tick_of_unit,
 )
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.kv import Scope
-from coterie.storage.sqlite.messages import bindings, later_ns
-from coterie.storage.sqlite.tick_writes import encoded
+from coterie.storage.sqlite.store import SqliteStore, ago_ns, bindings, encoded, later_ns, reads, to_instant, writes
 from coterie.storage.sqlite.unit_writes import SQL, forget_rows, step_row
 from coterie.storage.sqlite.write_lock import snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Mapping, Sequence
 
     import apsw
 
-    from coterie.kernel.clock import Clock
     from coterie.storage.contracts.units import (
         StepResult,
         StepRow,
@@ -47,12 +43,10 @@ if TYPE_CHECKING:
         UnitStart,
         UnitStatus,
     )
-    from coterie.storage.interface import Claim, Write
-    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.interface import Claim
+    from coterie.storage.sqlite.store import Scope
 
     Suspended = Literal["suspended", "ready", "over", "fenced"]
-
-_LONGEST_S = 9e9
 
 _WAKES = msgspec.json.Decoder(dict[str, int | None])
 _UNITS = msgspec.json.Decoder(list[str])
@@ -62,10 +56,16 @@ _CHILDREN = msgspec.json.Decoder(list[tuple[str, str]])
 # ── for holders of units ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> UnitSnapshot | Literal["fenced"] | None:
-    """Load a unit of a seat; None: there is none. Within a transaction, or a snapshot."""
+def loaded(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> UnitSnapshot | None:
+    """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
+    with snapshot(connection):
+        return _load(connection, scope, claim, unit)
+
+
+def _load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) -> UnitSnapshot | None:
+    """Load a unit. Within a transaction, or a snapshot."""
     if not states.held(connection, scope.cluster, claim):
-        return "fenced"
+        return None
     row = get(connection, scope, unit)
     if row is None or row.seat != claim.seat:
         return None
@@ -85,14 +85,22 @@ def steps(connection: apsw.Connection, scope: Scope, unit: str) -> tuple[StepRow
 
 
 def opened(
-    connection: apsw.Connection, scope: Scope, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int
-) -> UnitSnapshot | Literal["fenced"] | None:
-    """Begin or continue a unit of a leader or a tick."""
+    connection: apsw.Connection,
+    scope: Scope,
+    claim: Claim,
+    *,
+    unit: str,
+    kind: UnitKind,
+    name: str,
+    id: str,
+    life: int = 0,
+) -> UnitSnapshot | None:
+    """Begin or continue a unit of a leader or a tick. Returns None if the seat is not held."""
     if states.held(connection, scope.cluster, claim):
         is_new = _begin(connection, scope, unit=unit, kind=kind, name=name, id=id, life=life, seat=claim.seat)
         if not is_new:
             connection.execute(SQL["reopen"], bindings(scope, unit=unit, seat=claim.seat))
-    return load(connection, scope, claim, unit)
+    return _load(connection, scope, claim, unit)
 
 
 def taken(
@@ -109,7 +117,7 @@ def taken(
         for row in map(_unit, connection.execute(SQL["taken"], names)):
             rows[row.seat].append(row)
     now = to_datetime(names["now_ns"])
-    return {seat: TakenUnits(tuple(rows[seat]), _instant(wakes[seat]), now) for seat in held}
+    return {seat: TakenUnits(tuple(rows[seat]), to_instant(wakes[seat]), now) for seat in held}
 
 
 def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> None:
@@ -125,10 +133,9 @@ def suspend(
     *,
     waits: Sequence[str],
     wake_s: float | None,
-    audit: bool,
 ) -> Suspended:
     """Unload a unit, unless it can continue. The write lock is held, so that does not change meanwhile [M11]."""
-    if not states.proven(connection, scope, claim, about=unit, audit=audit):
+    if not states.proven(connection, scope, claim, about=unit):
         return "fenced"
     row = get(connection, scope, unit)
     if row is None or row.seat != claim.seat or row.ended_at is not None:
@@ -180,7 +187,7 @@ def resolve(
     unit: str,
     name: str,
     *,
-    life: int,
+    life: int = 0,
     value: bytes | None,
     error: str | None,
 ) -> ResolveResult:
@@ -220,11 +227,24 @@ def interrupt_children(
     return found
 
 
-def change(
-    connection: apsw.Connection, scope: Scope, unit: str, name: Literal["interrupt", "resume"]
-) -> UnitRow | None:
-    """Interrupt or resume a workflow. Returns the new row."""
-    connection.execute(SQL[name], bindings(scope, unit=unit))
+def interrupts_children(connection: apsw.Connection, scope: Scope, seats: Sequence[str]) -> bool:
+    """Whether there are children whose interruption has not been requested yet."""
+    return bool(connection.execute(SQL["interrupts_children"], bindings(scope, seats=encoded(seats))).get)
+
+
+def interrupt(connection: apsw.Connection, scope: Scope, unit: str) -> UnitRow | None:
+    """Request the interruption of a workflow. Returns its new row, or None if there is none."""
+    connection.execute(SQL["interrupt"], bindings(scope, unit=unit))
+    return _workflow(connection, scope, unit)
+
+
+def resume(connection: apsw.Connection, scope: Scope, unit: str) -> UnitRow | None:
+    """Make a suspended workflow running. Returns its new row, or None if there is none."""
+    connection.execute(SQL["resume"], bindings(scope, unit=unit))
+    return _workflow(connection, scope, unit)
+
+
+def _workflow(connection: apsw.Connection, scope: Scope, unit: str) -> UnitRow | None:
     row = get(connection, scope, unit)
     return row if row is not None and row.kind == "workflow" else None
 
@@ -246,14 +266,14 @@ def listed(
     most: int,
 ) -> list[UnitRow]:
     """Units, the last changed first."""
-    before_ns = None if older_s is None else _ago_ns(scope, older_s)
+    before_ns = None if older_s is None else ago_ns(scope, older_s)
     names = bindings(scope, status=status, name=name, before_ns=before_ns, most=most)
     return [_unit(row) for row in connection.execute(SQL["list"], names)]
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> UnitsPurged:
     """Delete some ended, abandoned and never begun units, each with all its rows (W5)."""
-    names = bindings(scope, before_ns=_ago_ns(scope, older_s), most=most)
+    names = bindings(scope, before_ns=ago_ns(scope, older_s), most=most)
     ended = _UNITS.decode(connection.execute(SQL["ended"], names).get)
     abandoned = _UNITS.decode(connection.execute(SQL["abandoned"], names).get)
     if ended or abandoned:
@@ -271,10 +291,6 @@ def _begin(connection: apsw.Connection, scope: Scope, **named: Any) -> bool:
         return False
     connection.execute(SQL["expect"], bindings(scope, unit=named["unit"], life=named.get("life", 0)))
     return True
-
-
-def _ago_ns(scope: Scope, seconds: float) -> int:
-    return later_ns(scope, -min(seconds, _LONGEST_S))
 
 
 def _unit(row: Sequence[Any]) -> UnitRow:
@@ -295,35 +311,22 @@ def _unit(row: Sequence[Any]) -> UnitRow:
         error=error,
         started_at=to_datetime(started_at_ns),
         changed_at=to_datetime(changed_at_ns),
-        ended_at=_instant(ended_at_ns),
-        wake_at=_instant(wake_at_ns),
+        ended_at=to_instant(ended_at_ns),
+        wake_at=to_instant(wake_at_ns),
         steps=steps,
         life=life,
         digest=digest,
     )
 
 
-def _instant(at_ns: int | None) -> datetime | None:
-    return None if at_ns is None else to_datetime(at_ns)
-
-
-class SqliteUnits:
+class SqliteUnits(SqliteStore):
     """The durable work of one cluster. See `storage.contracts.units.UnitStore`."""
 
-    def __init__(
-        self,
-        database: SqliteDatabase,
-        *,
-        write: Callable[[Write], Awaitable[Any]],
-        cluster: str,
-        clock: Clock,
-        audit: bool,
-    ) -> None:
-        self._database = database
-        self._write = write
-        self._cluster = cluster
-        self._clock = clock
-        self._audit = audit
+    _taken = reads(taken, "look after workflows")
+    _wake_due = writes(wake_due, "look after workflows")
+    _start = writes(started, "start {start.unit!r}")
+    _interrupts_children = reads(interrupts_children, "look after children")
+    _interrupt_children = writes(interrupt_children, "look after children")
 
     # For the holder of a seat
 
@@ -335,114 +338,36 @@ class SqliteUnits:
         """Durable when it returns "written"."""
         return cast("UnitEndResult", await self._write(write))
 
-    async def open(
-        self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
-    ) -> UnitSnapshot | None:
-        """Begin or continue a unit of a leader or a tick. Returns None if the seat is not held."""
-        found = await self._database.transact(
-            lambda c: opened(c, self._scope(), claim, unit=unit, kind=kind, name=name, id=id, life=life),
-            doing=f"open {unit!r}",
-        )
-        return found if isinstance(found, UnitSnapshot) else None
-
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
         """Return the workflows to run. Takes the contended write lock only if something is due by itself."""
-        doing = "look after workflows"
-        found = await self._database.read(
-            lambda c: taken(c, self._scope(), claims, most=most, is_written=False), doing=doing
-        )
+        found = await self._taken(claims, most=most, is_written=False)
         if found is None:
-            await self._database.transact(lambda c: wake_due(c, self._scope(), claims), doing=doing)
-            found = await self._database.read(
-                lambda c: taken(c, self._scope(), claims, most=most, is_written=True), doing=doing
-            )
+            await self._wake_due(claims)
+            found = await self._taken(claims, most=most, is_written=True)
         assert found is not None
         return found
 
-    async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
-        """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
-        found = await self._load(claim, unit)
-        return found if isinstance(found, UnitSnapshot) else None
-
-    async def suspend(self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None) -> Suspended:
-        """Unload the unit until one of `waits` is resolved, or `wake_s` have passed."""
-        audit = self._audit
-        return await self._database.transact(
-            lambda c: suspend(c, self._scope(), claim, unit, waits=waits, wake_s=wake_s, audit=audit),
-            doing=f"suspend {unit!r}",
-        )
+    open = writes(opened, "open {unit!r}")
+    load = reads(loaded, "load {unit!r}")
+    suspend = writes(suspend, "suspend {unit!r}")
 
     # For all processes
 
     async def start(self, start: UnitStart) -> UnitStartResult:
         """Store a workflow, to be run by the holder of its seat."""
-        told = await self._database.transact(lambda c: started(c, self._scope(), start), doing=f"start {start.unit!r}")
-        if told is None:
+        result = await self._start(start)
+        if result is None:
             raise ParentEnded(start.parent)
-        return told
-
-    async def resolve(
-        self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
-    ) -> ResolveResult:
-        """Store the result of a deferred of one life of a unit, once."""
-        return await self._database.transact(
-            lambda c: resolve(c, self._scope(), unit, name, life=life, value=value, error=error),
-            doing=f"resolve {name!r} of {unit!r}",
-        )
+        return result
 
     async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
         """Request the interruption of some children. Takes the contended write lock only if there are some."""
-        doing = "look after children"
-        names = {"seats": encoded(seats)}
-        is_needed = await self._database.read(
-            lambda c: c.execute(SQL["interrupts_children"], bindings(self._scope(), **names)).get, doing=doing
-        )
-        if not is_needed:
-            return []
-        return await self._database.transact(
-            lambda c: interrupt_children(c, self._scope(), seats, most=most), doing=doing
-        )
+        return await self._interrupt_children(seats, most=most) if await self._interrupts_children(seats) else []
 
-    async def interrupt(self, unit: str) -> UnitRow | None:
-        """Request the interruption of a workflow. Returns None if there is none."""
-        return await self._database.transact(
-            lambda c: change(c, self._scope(), unit, "interrupt"), doing=f"interrupt {unit!r}"
-        )
-
-    async def resume(self, unit: str) -> UnitRow | None:
-        """Make a suspended workflow running. Returns None if there is none."""
-        return await self._database.transact(
-            lambda c: change(c, self._scope(), unit, "resume"), doing=f"resume {unit!r}"
-        )
-
-    async def get(self, unit: str) -> UnitRow | None:
-        """Return a unit."""
-        return await self._database.read(lambda c: get(c, self._scope(), unit), doing=f"look at {unit!r}")
-
-    async def steps(self, unit: str) -> Sequence[StepRow]:
-        """Return its steps, by branch and position."""
-        return await self._database.read(lambda c: steps(c, self._scope(), unit), doing=f"look at {unit!r}")
-
-    async def list(
-        self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
-    ) -> Sequence[UnitRow]:
-        """Return units, the last changed first."""
-        return await self._database.read(
-            lambda c: listed(c, self._scope(), status=status, name=name, older_s=older_s, most=most), doing="list units"
-        )
-
-    async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
-        """Delete some ended, abandoned and never begun units."""
-        return await self._database.transact(
-            lambda c: purge(c, self._scope(), older_s=older_s, most=most), doing="purge old units"
-        )
-
-    async def _load(self, claim: Claim, unit: str) -> UnitSnapshot | Literal["fenced"] | None:
-        def look(connection: apsw.Connection) -> UnitSnapshot | Literal["fenced"] | None:
-            with snapshot(connection):
-                return load(connection, self._scope(), claim, unit)
-
-        return await self._database.read(look, doing=f"load {unit!r}")
-
-    def _scope(self) -> Scope:
-        return Scope(self._cluster, self._clock.wall_ns())
+    resolve = writes(resolve, "resolve {name!r} of {unit!r}")
+    interrupt = writes(interrupt, "interrupt {unit!r}")
+    resume = writes(resume, "resume {unit!r}")
+    get = reads(get, "look at {unit!r}")
+    steps = reads(steps, "look at {unit!r}")
+    list = reads(listed, "list units")
+    purge = writes(purge, "purge old units")

@@ -107,7 +107,7 @@ def _forgive(runner: Runner, by_ns: int) -> None:
     """Tell a runner's lease thread that its lease was renewed and its event loop has run during the jump."""
     membership = runner.membership
     assert membership is not None, "it is well"
-    keeping, trust = membership._keeping, membership.trust
+    keeping, trust = membership._lease_keeper, membership.trust
     keeper = keeping._keeper
     keeper.trusted_until_ns += by_ns
     keeping._pulse_ns += by_ns

@@ -9,13 +9,17 @@ from coterie.kernel.text import storable
 from coterie.storage.contracts.messages import Commit, Insert, Receipt, Setback, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from coterie.storage.contracts.messages import Message
+    from coterie.storage.postgres.batch.states import Way
 
 Post = Insert | Commit | Setback
 Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"]
 """The statement that carries a write; its name in messages.sql."""
+
+SingleShape = Literal["insert_message", "add_message", "end_message"]
+"""The statement that carries a write that is alone in its group."""
 
 STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
 """Indexed by the numbers in the table."""
@@ -25,6 +29,10 @@ MESSAGE = (
 )  # fmt: skip
 _KEY = attrgetter("entity_type", "entity_id", "method", "key")
 _SHAPES = frozenset(get_args(Shape))
+_message: Callable[[Message], tuple[Any, ...]] = attrgetter(*MESSAGE)
+_plain: Callable[[Message], tuple[Any, ...]] = attrgetter(
+    "id", "seat", "entity_type", "entity_id", "method", "payload", "digest", "trace_id"
+)
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
@@ -39,6 +47,13 @@ def shape_of(write: Post) -> Shape:
     if isinstance(write, Setback):
         return "set_back"
     return "end_messages" if write.message and write.state is None and not write.sends else "commit_handlers"
+
+
+def single_shape_of(write: Insert | Commit) -> SingleShape | None:
+    """The statement for a lone write; None: use the one for many."""
+    if isinstance(write, Insert):
+        return "add_message" if write.message.key is None and write.message.is_immediate else "insert_message"
+    return "end_message" if shape_of(write) == "end_messages" else None
 
 
 def rows_of(write: Post) -> list[Hashable]:
@@ -118,3 +133,41 @@ def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:
 def _order(message: Message) -> tuple[str, ...]:
     """Groups with common keys lock them in one order [M3]; of one key the first that queued comes first."""
     return () if message.key is None else _KEY(message)
+
+
+# The single forms
+
+
+def _insert(write: Insert) -> tuple[Any, ...]:
+    return _message(write.message)
+
+
+def _inserted(write: Insert, row: Sequence[Any]) -> Receipt:
+    due_at, now = row
+    return Receipt(write.message.id, True, due_at, now, "pending", write.message.digest)
+
+
+def _add(write: Insert) -> tuple[Any, ...]:
+    return _plain(write.message)
+
+
+def _added(write: Insert, row: Sequence[Any]) -> Receipt:
+    (now,) = row
+    return Receipt(write.message.id, True, now, now, "pending", write.message.digest)
+
+
+def _end(write: Commit) -> tuple[Any, ...]:
+    claim = write.claim
+    return claim.runner, claim.seat, claim.epoch, write.message, write.reply
+
+
+def _ended(_: Commit, row: Sequence[Any]) -> Any:
+    return row[0]
+
+
+SINGLE: dict[str, Way] = {
+    "insert_message": (_insert, _inserted),
+    "add_message": (_add, _added),
+    "end_message": (_end, _ended),
+}
+"""The values of each single form, and the reader of its result."""

@@ -15,7 +15,7 @@ from coterie.storage.contracts.messages import Insert
 from coterie.storage.contracts.ticks import ClaimResult
 from coterie.storage.contracts.units import UnitEnd
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
-from coterie.storage.postgres.batch import messages, single, units
+from coterie.storage.postgres.batch import messages, single, states, units
 from coterie.storage.postgres.batch import ticks as tick_batch
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any
     if bucket.shape == "put":
         return [None] * len(bucket.places)
     if bucket.shape in _LEADING:
-        told = {key: single.written(held=held, was_written=written) for key, held, written in rows}
+        told = {key: states.written(held=held, was_written=written) for key, held, written in rows}
         return [told[_keyed(writes[place]).key] for place in bucket.places]
     if bucket.shape in FENCED:
         return _fenced_results(bucket, writes, rows)
@@ -267,9 +267,5 @@ def _keyed(write: Write) -> Keyed:
 
 
 def _columns(chosen: Sequence[Keyed], *names: str) -> list[list[Any]]:
-    return [_ttls(chosen) if name == "ttl_s" else [getattr(write, name) for write in chosen] for name in names]
-
-
-def _ttls(chosen: Sequence[Any]) -> list[float | None]:
-    """Capped: longer ones would end after the last day that the database knows."""
-    return [None if write.ttl_s is None else min(write.ttl_s, single.LONGEST_S) for write in chosen]
+    columns: dict[str, list[Any]] = {name: [getattr(write, name) for write in chosen] for name in names}
+    return [[*map(states.capped, column)] if name == "ttl_s" else column for name, column in columns.items()]

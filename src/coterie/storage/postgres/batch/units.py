@@ -9,9 +9,14 @@ from coterie.storage.contracts.units import StepResult, StepRow, StepWrite, Unit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from coterie.storage.postgres.batch.states import Way
+
 Working = StepWrite | UnitEnd
 Shape = Literal["add_steps", "write_steps", "end_units"]
 """The statement that carries a write; its name in units.sql."""
+
+SingleShape = Literal["add_step"]
+"""The statement that carries a write that is alone in its group."""
 
 _SHAPES = frozenset(get_args(Shape))
 _STEP = ("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s")
@@ -26,6 +31,12 @@ def is_shape(shape: str) -> TypeGuard[Shape]:
 def shape_of(write: Working) -> Shape:
     """The statement that a write needs."""
     return "add_steps" if isinstance(write, StepWrite) else "end_units"
+
+
+def single_shape_of(write: StepWrite) -> SingleShape | None:
+    """The statement for a lone step that has succeeded, as nearly all do; None: use the one for many."""
+    is_plain = write.kind == "step" and write.done and write.error is None and write.due_s is None
+    return "add_step" if is_plain else None
 
 
 def values(shape: Shape, writes: Sequence[Working]) -> list[list[Any]]:
@@ -92,3 +103,29 @@ def _ended(held: Any, written: Any, wake: Any) -> UnitEndResult:
     if not held:
         return UnitEndResult("fenced")
     return UnitEndResult("written" if written else "over", cast("str | None", wake))
+
+
+# The single form
+
+
+def _add(write: StepWrite) -> tuple[Any, ...]:
+    claim = write.claim
+    return (
+        claim.runner,
+        claim.seat,
+        claim.epoch,
+        write.unit,
+        write.branch,
+        write.position,
+        write.name,
+        write.digest,
+        write.value,
+    )
+
+
+def _added_alone(write: StepWrite, row: Sequence[Any]) -> StepResult:
+    return StepResult("written", _row(write, None), row[0])
+
+
+SINGLE: dict[str, Way] = {"add_step": (_add, _added_alone)}
+"""The values of the single form, and the reader of its result."""

@@ -1,14 +1,8 @@
--- Writes in the name of seats [C1]. Each statement proves the seats it writes for: the runner's own row `for key
--- share`, then the seats' rows `for share` in name order, with holder and epoch. Whatever changes hands waits for
--- these locks. Every part that writes joins `held`: one that does not is not fenced at all [M3].
---
--- The sort below the lock makes `me` come first in every plan: it ends before the first seat is locked.
+-- Writes of states and keys in the name of seats, fenced as in fragments.sql [C1].
 
 -- name: verify
--- Which of these (seat, epoch) are mine.
-with me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-)
+-- Returns those of these (seat, epoch) that the runner holds.
+with /* include me */
 select s.name, s.epoch
 from unnest($3::text[], $4::bigint[]) as u (seat, epoch)
     join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
@@ -18,22 +12,12 @@ order by s.name
 for share of s;
 
 -- name: write_states
--- Write states whose version is still the expected one (0: none yet). Per key, once each: was the seat held, was it
--- written. Held and not written: another version is there [M4].
+-- Write states whose version is still the expected one (0: none yet). Returns per key, once each, whether the seat
+-- was held and whether it was written. Held and not written: another version is stored [M4].
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::bigint[])
         as u (seat, epoch, key, value, version)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), inserted as (
+), /* include fence (s.name, s.epoch) */, inserted as (
     insert into coterie.states (cluster, key, seat, value, version, epoch)
     select $1, i.key, i.seat, i.value, 1, i.epoch
     from items as i join held on held.name = i.seat and held.epoch = i.epoch
@@ -65,21 +49,11 @@ from items as i
     left join (select key from inserted union all select key from updated) as written on written.key = i.key;
 
 -- name: claim_states
--- Load states for a new holder, marking the rows with its epoch. Per key: is the seat held, then value and version
--- (null and 0: none yet), and whether it has expired.
+-- Load states for a new holder, and mark the rows with its epoch. Returns per key whether the seat is held, value and
+-- version (null and 0: none yet), and whether it has expired.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[]) as u (seat, epoch, key)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), claimed as (
+), /* include fence (s.name, s.epoch) */, claimed as (
     update coterie.states as t
     set epoch = i.epoch, seat = i.seat
     from items as i join held on held.name = i.seat and held.epoch = i.epoch
@@ -93,21 +67,12 @@ from items as i
     left join claimed on claimed.key = i.key;
 
 -- name: put_kv
--- Set keys of the key-value store, whatever they were. Keys come once each; per key, was the seat held, was it written.
+-- Set keys of the key-value store unconditionally. Each key occurs once. Returns per key whether the seat was held
+-- and whether it was written.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::bigint[], $8::float8[])
         as u (seat, epoch, key, value, stamp, ttl_s)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), written as (
+), /* include fence (s.name, s.epoch) */, written as (
     insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
     select $1, i.key, i.value, i.stamp, clock_timestamp() + make_interval(secs => i.ttl_s)
     from items as i join held on held.name = i.seat and held.epoch = i.epoch
@@ -122,22 +87,13 @@ from items as i
     left join written on written.key = i.key;
 
 -- name: swap_kv
--- Change keys whose stamp is still the expected one (null: absent or expired); a value of null removes. Keys come once
--- each; per key, was the seat held, did it take effect (of null for null: is the key absent).
+-- Change keys whose stamp is still the expected one (null: absent or expired); a value of null removes the key. Each
+-- key occurs once. Returns per key whether the seat was held and whether the change took effect (null for null:
+-- whether the key is absent).
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::bytea[], $8::bigint[], $9::float8[])
         as u (seat, epoch, key, expected, value, stamp, ttl_s)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), inserted as (
+), /* include fence (s.name, s.epoch) */, inserted as (
     insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
     select $1, i.key, i.value, i.stamp, clock_timestamp() + make_interval(secs => i.ttl_s)
     from items as i join held on held.name = i.seat and held.epoch = i.epoch
@@ -196,20 +152,10 @@ from items as i
     ) as written on written.key = i.key;
 
 -- name: remove_kv
--- Remove keys. They come once each; per key, was the seat held, was it removed and live.
+-- Remove keys. Each key occurs once. Returns per key whether the seat was held and whether a live key was removed.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[]) as u (seat, epoch, key)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), gone as (
+), /* include fence (s.name, s.epoch) */, gone as (
     delete from coterie.kv
     where cluster = $1 and key = any(array(
         select i.key from items as i join held on held.name = i.seat and held.epoch = i.epoch

@@ -11,7 +11,7 @@ from coterie.kv
 where cluster = $1 and key = $2 and (expires_at is null or expires_at > clock_timestamp());
 
 -- name: put
--- Set keys, whatever they were. Keys come sorted and once each.
+-- Set keys unconditionally. Keys come sorted and once each.
 insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
 select $1, u.key, u.value, u.stamp, clock_timestamp() + make_interval(secs => u.ttl_s)
 from unnest($2::text[], $3::bytea[], $4::bigint[], $5::float8[]) as u (key, value, stamp, ttl_s)
@@ -19,7 +19,7 @@ on conflict (cluster, key) do update
 set value = excluded.value, stamp = excluded.stamp, expires_at = excluded.expires_at;
 
 -- name: insert
--- Set keys that are absent or expired. Keys come sorted and once each; the new stamps of those that were set.
+-- Set keys that are absent or expired. Keys come sorted and once each. Returns the new stamps of those that were set.
 insert into coterie.kv as kv (cluster, key, value, stamp, expires_at)
 select $1, u.key, u.value, u.stamp, clock_timestamp() + make_interval(secs => u.ttl_s)
 from unnest($2::text[], $3::bytea[], $4::bigint[], $5::float8[]) as u (key, value, stamp, ttl_s)
@@ -29,7 +29,8 @@ where kv.expires_at <= clock_timestamp()
 returning kv.stamp;
 
 -- name: replace
--- Set live keys whose stamp is still the expected one. Keys come sorted; the new stamps of those that were set.
+-- Set live keys whose stamp is still the expected one. Keys come sorted. Returns the new stamps of those that were
+-- set.
 with held as materialized (
     select u.key, u.value, u.stamp, u.ttl_s
     from unnest($2::text[], $3::bigint[], $4::bytea[], $5::bigint[], $6::float8[])
@@ -48,7 +49,7 @@ set value = excluded.value, stamp = excluded.stamp, expires_at = excluded.expire
 returning kv.stamp;
 
 -- name: discard
--- Remove live keys whose stamp is still the expected one; those keys and stamps.
+-- Remove live keys whose stamp is still the expected one. Returns their keys and stamps.
 with held as materialized (
     select key, stamp from coterie.kv
     where cluster = $1 and key = any($2::text[]) and (expires_at is null or expires_at > clock_timestamp())
@@ -69,7 +70,7 @@ from coterie.kv
 where cluster = $1 and key = any($2::text[]) and (expires_at is null or expires_at > clock_timestamp());
 
 -- name: remove
--- Remove keys; those that were live.
+-- Remove keys. Returns those that were live.
 with gone as (
     delete from coterie.kv
     where cluster = $1 and key = any($2::text[])
@@ -106,7 +107,8 @@ order by cluster, key
 limit $2;
 
 -- name: clear
--- Remove the first keys of a range: how many were looked at, how many of them removed and live, the last key.
+-- Remove the first keys of a range. Returns the number of keys examined, the number of live ones removed, and the
+-- last key.
 with span as materialized (
     select key from coterie.kv
     where cluster = $1 and key >= $3 and key < $4
@@ -140,7 +142,7 @@ select
     (select max(key) from span) as last;
 
 -- name: purge
--- Delete expired entries, in key order like every other write, each looked at again once it is locked.
+-- Delete expired entries, in key order like every other write. Each is checked again once it is locked.
 with gone as (
     delete from coterie.kv
     where cluster = $1 and expires_at <= clock_timestamp() and key = any(array(

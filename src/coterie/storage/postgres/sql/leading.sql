@@ -1,21 +1,12 @@
--- What leaders write: states with their history, and what they say of their work. Fenced as in fence.sql [C1, m14].
+-- Writes of leaders: states with their history, and reports on their work. Fenced as in fragments.sql [C1, m14].
 
 -- name: save_states
--- As `write_states`, and each state into its history. Per key, once each: was the seat held, was it written.
+-- As `write_states`, and copies each state into its history. Returns per key, once each, whether the seat was held
+-- and whether it was written.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::bigint[], $8::float8[], $9::int[])
         as u (seat, epoch, key, value, version, ttl_s, keep)
-), me as materialized (
-    select id, name from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch, me.name as runner
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), inserted as (
+), /* include fence (s.name, s.epoch, me.name as runner) */, inserted as (
     insert into coterie.states (cluster, key, seat, value, version, epoch, runner, saved_at, expires_at)
     select $1, i.key, i.seat, i.value, 1, i.epoch, held.runner, clock_timestamp(),
         clock_timestamp() + make_interval(secs => i.ttl_s)
@@ -64,13 +55,8 @@ from items as i
     left join written on written.key = i.key;
 
 -- name: save_state
--- As `save_states`, for one state that follows another: a leader's save is alone in its group nearly always.
-with held as materialized (
-    select r.name as runner
-    from coterie.runners as r cross join coterie.seats as s
-    where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-    for key share of r for share of s
-), written as (
+-- As `save_states`, for one state that follows another: a leader's save is nearly always alone in its group.
+with /* include fence_short (r.name as runner) */, written as (
     update coterie.states as t
     set value = $6, version = t.version + 1, epoch = $4, seat = $3, runner = held.runner, saved_at = clock_timestamp(),
         expires_at = clock_timestamp() + make_interval(secs => $8::float8)
@@ -89,27 +75,17 @@ with held as materialized (
 select $5::text as key, exists (select from held) as held, exists (select from written) as written;
 
 -- name: set_aside
--- Keep a copy of states before something else takes their place. Per key: was the seat held.
+-- Keep a copy of states before they are overwritten. Returns per key whether the seat was held.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::text[]) as u (seat, epoch, key, reason)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), kept as (
+), /* include fence (s.name, s.epoch) */, kept as (
     insert into coterie.state_history as t (cluster, key, slot, version, epoch, runner, saved_at, reason, value)
     select $1, i.key, place.slot, s.version, s.epoch, coalesce(s.runner, ''), coalesce(s.saved_at, clock_timestamp()),
         i.reason, s.value
     from items as i
         join held on held.name = i.seat and held.epoch = i.epoch
         join coterie.states as s on s.cluster = $1 and s.key = i.key
-        cross join lateral ( -- where it is already, else the next free place, else that of the oldest
+        cross join lateral ( -- its present place, else the next free one, else that of the oldest
             select coalesce(
                 min(h.slot) filter (where h.version = s.version),
                 case when count(*) < $7 then -1 - count(*) else (array_agg(h.slot order by h.version))[1] end
@@ -126,20 +102,20 @@ select i.key, held.name is not null as held
 from items as i left join held on held.name = i.seat and held.epoch = i.epoch;
 
 -- name: peek_state
--- A state as it is, unless it has expired.
+-- Read a state, unless it has expired.
 select value, version, epoch, coalesce(runner, '') as runner, coalesce(saved_at, clock_timestamp()) as saved_at
 from coterie.states
 where cluster = $1 and key = $2 and (expires_at is null or expires_at > clock_timestamp());
 
 -- name: history_of_state
--- The last states of a key and what was set aside, the newest first.
+-- Read the last states of a key and those set aside, the newest first.
 select value, version, epoch, runner, saved_at, reason
 from coterie.state_history
 where cluster = $1 and key = $2
 order by version desc, slot desc;
 
 -- name: purge_states
--- Delete some expired states, and their histories. How many states it were.
+-- Delete some expired states with their histories. Returns the number of states.
 with expired as materialized (
     select key from coterie.states
     where cluster = $1 and expires_at <= (select clock_timestamp())
@@ -153,20 +129,10 @@ with expired as materialized (
 select count(*) from gone;
 
 -- name: begin_execution
--- A new holder introduces itself. Whether it holds the seat, and what was known.
+-- Record a new holder. Returns whether it holds the seat, and the row.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::float8[]) as u (seat, epoch, leader, expected_s)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), begun as (
+), /* include fence (s.name, s.epoch) */, begun as (
     insert into coterie.executions as x (cluster, seat, epoch, leader, known_at, since_at, alive_at, expected_s)
     select $1, i.seat, i.epoch, i.leader, clock_timestamp(), clock_timestamp(), clock_timestamp(), i.expected_s
     from items as i join held on held.name = i.seat and held.epoch = i.epoch
@@ -182,23 +148,14 @@ from items as i
     left join begun on begun.seat = i.seat;
 
 -- name: stamp_executions
--- What leaders say of their work. Per seat, once each: was it held, was it written.
+-- Store reports of leaders on their work. Returns per seat, once each, whether it was held and whether it was
+-- written.
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::float8[], $8::float8[], $9::text[], $10::float8[],
         $11::text[], $12::bigint[], $13::bigint[]
     ) as u (seat, epoch, key, runs, ran_s, progress_s, error, error_s, note, done, total)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), written as (
+), /* include fence (s.name, s.epoch) */, written as (
     update coterie.executions as x
     set alive_at = clock_timestamp(), runs = i.runs, note = i.note, done = i.done, total = i.total,
         ran_at = coalesce(clock_timestamp() - make_interval(secs => i.ran_s), x.ran_at),
@@ -215,7 +172,7 @@ from items as i
     left join written on written.seat = i.seat;
 
 -- name: list_executions
--- What is known about the work on seats whose names begin with $2.
+-- Read the records of the seats whose names begin with $2.
 select *, clock_timestamp() as now
 from coterie.executions
 where cluster = $1 and starts_with(seat, $2)

@@ -8,8 +8,8 @@ select $1, id, '', '-infinity', 0 from generate_series(0, 1023) as id
 on conflict (cluster, id) do nothing;
 
 -- name: lease
--- Take the lowest free one whose mark has passed, else the one whose mark passes next: ids drawn from it begin after
--- the mark, and should not run ahead of time. The mark as it was is told [M15]. No row: none is free.
+-- Lease the lowest free id whose mark has passed, else the one whose mark passes next: ids drawn from it begin after
+-- the mark, and should not run ahead of time. Returns the previous mark [M15]. No row: none is free.
 with free as materialized (
     select id, until_ms
     from coterie.machines
@@ -27,7 +27,8 @@ where m.cluster = $1 and m.id = free.id
 returning m.id, free.until_ms as after_ms;
 
 -- name: extend
--- Prolong my lease, also one that has expired if nobody has taken it, and raise the mark. No row: it is not mine.
+-- Extend the lease, also an expired one that no other process has leased since, and raise the mark. No row: the lease
+-- was lost.
 update coterie.machines
 set expires_at = clock_timestamp() + make_interval(secs => $4),
     until_ms = greatest(until_ms, $5)

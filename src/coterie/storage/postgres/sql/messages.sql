@@ -1,14 +1,15 @@
 -- Messages. Inserts, ends and setbacks come in groups; the rest one by one.
 --
--- What is written under the fence (see fence.sql) goes in three steps. Look: each row is found by its key, one lookup
--- each (`offset 0` keeps the planner from turning the join around, see kv.sql), and where it lies is noted. Judge: a
--- member for which something does not fit gets its reason, and no part of it is written. Write: what fits, by place, each
--- row checked once more. A part that somebody else has overtaken since the look fails the statement, which is then run
--- again: a member is written as a whole or not at all [M3]. Since all that is written comes from what was judged, and
--- nothing is judged before `held` has given its rows, every part is fenced.
+-- A write under the fence (see fragments.sql) has three steps. Find: each row is found by its key, one lookup each
+-- (`offset 0` keeps the planner from turning the join around, see kv.sql), and its place is kept. Judge: a member
+-- whose condition fails gets its reason, and no part of it is written. Write: the others, by place, with each row
+-- checked once more. If another transaction has changed a row since it was found, the statement fails and is run
+-- again: a member is written as a whole or not at all [M3]. Everything written comes from what was judged, and
+-- nothing is judged before `held` has returned its rows, so every part is fenced.
 
 -- name: insert_messages
--- Store messages, except those whose id or key is there already. Those with keys come first, in the order of their keys.
+-- Store messages, except those whose id or key exists already. Those with keys come first, in the order of their
+-- keys.
 insert into coterie.messages
     (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
 select
@@ -33,14 +34,15 @@ on conflict do nothing
 returning due_at, sent_at;
 
 -- name: add_message
--- The same without a key, and due at once: it is new, and fails if it is not, which is cheaper than to look.
+-- As `insert_message`, without a key and due at once. It fails if the message exists, which is cheaper than a check.
 insert into coterie.messages
     (cluster, id, seat, entity_type, entity_id, method, payload, digest, trace_id, sent_at, due_at)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, statement_timestamp(), statement_timestamp())
 returning sent_at;
 
 -- name: read_back
--- The messages that were in the way of others, by number: by id it is one's own, by key another's [M4].
+-- Read the messages that exist instead of others, by number: found by id it is the sender's own, by key another one
+-- [M4].
 select u.n, m.id, m.due_at, clock_timestamp() as now, m.status, m.digest, m.reply
 from unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[]) with ordinality
     as u (id, entity_type, entity_id, method, key, n)
@@ -53,21 +55,11 @@ cross join lateral (
 ) as m;
 
 -- name: end_messages
--- End messages with their replies. Per member, by number, what became of it.
+-- End messages with their replies. Returns the result of each member, by number.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bytea[]) with ordinality
         as u (seat, epoch, message, reply, n)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), judged as materialized (
+), /* include fence (s.name, s.epoch) */, judged as materialized (
     select i.n, i.epoch, i.reply, m.place, case
         when m.status = 1 and m.epoch = i.epoch then 'written' -- by an earlier try of this commit
         when held.name is null then 'fenced'
@@ -94,13 +86,9 @@ end as outcome
 from judged as j left join done on done.n = j.n;
 
 -- name: end_message
--- End a message that is alone in its group; no row: `end_messages` tells why. With that in it, it took a tenth longer.
-with held as materialized (
-    select
-    from coterie.runners as r cross join coterie.seats as s
-    where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-    for key share of r for share of s
-)
+-- End a message that is alone in its group. No row: run `end_messages`, which returns the reason. With the reason in
+-- it, it took a tenth longer.
+with /* include fence_short */
 update coterie.messages as m
 set status = 1, completed_at = clock_timestamp(), reply = $6, epoch = $4
 from held
@@ -108,7 +96,8 @@ where m.cluster = $1 and m.id = $5 and m.completed_at is null
 returning 'written' as outcome;
 
 -- name: commit_handlers
--- End messages, change states and send, as handlers leave them behind. Per member, by number, what became of it.
+-- End messages, change states and send messages, as handlers commit them. Returns the result of each member, by
+-- number.
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::text[], $8::bytea[], $9::bigint[]
@@ -118,17 +107,7 @@ with items as materialized (
         $10::bigint[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[],
         $18::bytea[], $19::text[], $20::timestamptz[], $21::float8[]
     ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), taken as materialized (
+), /* include fence (s.name, s.epoch) */, taken as materialized (
     select s.n
     from sends as s cross join lateral (
         select from coterie.messages as m
@@ -136,7 +115,7 @@ with items as materialized (
             and m.key = s.key and m.id <> s.id
         offset 0
     ) as other
-    union -- or by itself
+    union -- or by another send of the same handler
     select n from sends where key is not null group by n, entity_type, entity_id, method, key having count(*) > 1
 ), judged as materialized (
     select i.*, m.place as message_place, s.place as state_place, case
@@ -222,21 +201,12 @@ from judged as j
     left join unsent on unsent.n = j.n;
 
 -- name: set_back
--- Count failed attempts: again later, or dead. Per member, by number, what became of it. One counted before counts once.
+-- Count failed attempts: the next one is due later, or the message is dead. Returns the result of each member, by
+-- number. An attempt is counted once.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::text[], $8::float8[]) with ordinality
         as u (seat, epoch, message, attempt, error, again_s, n)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), judged as materialized (
+), /* include fence (s.name, s.epoch) */, judged as materialized (
     select i.*, m.place, case
         when m.status = 2 and m.epoch = i.epoch and m.attempts = i.attempt then 'written' -- by an earlier try
         when held.name is null then 'fenced'
@@ -272,7 +242,7 @@ end as outcome
 from judged as j left join failed on failed.n = j.n;
 
 -- name: due
--- Of each seat the first pending messages past a mark; the clock even if there are none.
+-- Read the first pending messages of each seat after a mark. Returns the clock even if there are none.
 with clock as materialized (
     select clock_timestamp() as now
 )
@@ -293,8 +263,9 @@ from clock left join (
 order by found.n, found.due_at, found.id;
 
 -- name: backlog
--- Of each seat the pending message that has been due longest; the clock and the number of the dead even if there are none.
--- From seat to seat along the index of what is pending: what is done is never looked at.
+-- Read of each seat the pending message that has been due longest. Returns the clock and the number of dead messages
+-- even if there are none. It goes from seat to seat along the index of pending messages, and never reads those that
+-- are done.
 with recursive clock as materialized (
     select clock_timestamp() as now
 ), seats as (
@@ -335,7 +306,7 @@ from clock cross join dead left join (
 order by late.due_at, late.id;
 
 -- name: fetch
--- Pending messages by their ids.
+-- Read pending messages by their ids.
 select
     m.id, m.seat, m.entity_type, m.entity_id, m.method, m.payload, m.key, extract(epoch from m.due_at)::float8, m.attempts,
     m.trace_id, m.suspicion, m.losses
@@ -344,7 +315,7 @@ from unnest($2::text[]) as u (id) cross join lateral (
 ) as m;
 
 -- name: look
--- All that is known about messages, by their ids.
+-- Read messages by their ids.
 select
     m.id, m.seat, m.entity_type, m.entity_id, m.method, m.status, m.key, m.sent_at, m.due_at, m.completed_at, m.attempts,
     m.errors, m.payload, m.reply, m.trace_id, m.losses
@@ -353,26 +324,21 @@ from unnest($2::text[]) as u (id) cross join lateral (
 ) as m;
 
 -- name: find
--- The message that has a key.
+-- Read the message that has a key.
 select id, due_at, clock_timestamp() as now, status, digest, reply
 from coterie.messages
 where cluster = $1 and entity_type = $2 and entity_id = $3 and method = $4 and key = $5;
 
 -- name: suspect
--- Judge what may have been running when the holder before was lost [C5]. What it had begun alone counts a loss, and is set
--- aside as dead when it has had all that it may have. The first due messages of each entity, as many as run at once, become
--- suspects, unless they were stored after the loss. Done twice, nothing is counted twice. How many became suspects, and
--- what counted a loss. (The dead have an attempt at least: that is how they are found.)
+-- Examine what may have been running when the previous holder was lost [C5]. A message that it had begun alone counts
+-- a loss, and is dead when it has reached the limit. The first due messages of each entity, as many as run at once,
+-- become suspects, unless they were stored after the loss. Idempotent. Returns the number of suspects, and the
+-- messages that counted a loss. (Dead messages have at least one attempt: the index of failed messages finds them.)
 with types as materialized (
     select * from unnest($5::text[], $6::bigint[]) as u (entity_type, concurrency)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, case when s.lost_epoch = s.epoch - 1 then s.lost_at else clock_timestamp() end as lost_at
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = $3 and s.holder = $2 and s.epoch = $4
-    for share of s
-), pending as materialized (
+), /* include fence_of_one (
+    s.name, case when s.lost_epoch = s.epoch - 1 then s.lost_at else clock_timestamp() end as lost_at
+) */, pending as materialized (
     select m.ctid as place, m.suspicion, m.epoch, t.concurrency,
         m.sent_at <= held.lost_at as is_old,
         row_number() over (partition by m.entity_type, m.entity_id order by m.due_at, m.id) as rank
@@ -408,13 +374,9 @@ select found.count, lost.*
 from (select count(*) from suspected) as found left join lost on true;
 
 -- name: mark_suspect
--- Note how a suspect is begun, before it is; or that it is none any more. No row: it is not pending, or not this holder's.
-with held as materialized (
-    select
-    from coterie.runners as r cross join coterie.seats as s
-    where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-    for key share of r for share of s
-)
+-- Record how a suspect will run, before it runs; or that it is no suspect any more. No row: it is not pending, or the
+-- seat is not held.
+with /* include fence_short */
 update coterie.messages as m
 set suspicion = $6, epoch = $4
 from held
@@ -422,8 +384,8 @@ where m.cluster = $1 and m.id = $5 and m.completed_at is null
 returning m.id;
 
 -- name: cancel
--- End a pending message whose seat nobody holds, and nobody takes meanwhile: else its holder knows whether it runs. Its
--- reply says that it was cancelled; its key is free again.
+-- End a pending message whose seat is free, and stays free meanwhile: otherwise only its holder knows whether it
+-- runs. The reply says that it was cancelled; its key is free again.
 with seat as materialized (
     select s.holder
     from coterie.seats as s
@@ -437,15 +399,8 @@ where m.cluster = $1 and m.id = $2 and m.completed_at is null
 returning m.id;
 
 -- name: cancel_fenced
--- The same in the name of a seat.
-with me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = $3 and s.holder = $2 and s.epoch = $4
-    for share of s
-)
+-- As `cancel`, in the name of a seat.
+with /* include fence_of_one (s.name, s.epoch) */
 update coterie.messages as m
 set status = 1, completed_at = statement_timestamp(), reply = $6, key = null, epoch = 0
 from held
@@ -453,7 +408,7 @@ where m.cluster = $1 and m.id = $5 and m.seat = held.name and m.completed_at is 
 returning m.id;
 
 -- name: list
--- Messages in order of their ids, past one; what is null does not matter.
+-- Read messages in the order of their ids, after one. Conditions that are null do not count.
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
     trace_id, losses
@@ -465,7 +420,7 @@ order by cluster, id
 limit $3;
 
 -- name: list_dead
--- The same for dead ones, which are few among many.
+-- As `list`, for dead messages, which are few among many.
 with dead as materialized (
     select * from coterie.messages
     where cluster = $1 and id > $2 and attempts > 0 and status <> 1 and status = $4
@@ -488,7 +443,8 @@ where cluster = $1 and id = $2 and status = 2
 returning id;
 
 -- name: revive_all
--- Make all dead messages of an entity pending again, and those due that wait for another attempt; how many were dead.
+-- Make all dead messages of an entity pending again, and those due that wait for another attempt. Returns the number
+-- of dead ones.
 with troubled as materialized (
     select id, status from coterie.messages
     where cluster = $1 and entity_type = $2 and entity_id = $3 and attempts > 0 and status <> 1
@@ -505,7 +461,7 @@ with troubled as materialized (
 select count(*) from troubled join revived using (id) where status = 2;
 
 -- name: remove_messages
--- Delete the first messages that have ended and are asked for; how many it were.
+-- Delete the first messages that have ended and match. Returns the number.
 with chosen as materialized (
     select id from coterie.messages
     where cluster = $1 and completed_at is not null and status = coalesce($3, status)
@@ -514,7 +470,7 @@ with chosen as materialized (
         and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
     order by cluster, id
     limit $2
-), gone as ( -- each looked at again once it is locked: it may have been revived, and done since
+), gone as ( -- each checked again once it is locked: it may have been revived, and done since
     delete from coterie.messages
     where cluster = $1 and id = any(array(select id from chosen)) and completed_at is not null
         and status = coalesce($3, status)
@@ -524,7 +480,7 @@ with chosen as materialized (
 select count(*) from gone;
 
 -- name: remove_dead
--- The same for dead ones, which are few among many.
+-- As `remove_messages`, for dead messages, which are few among many.
 with chosen as materialized (
     select id from coterie.messages
     where cluster = $1 and attempts > 0 and status <> 1 and status = $3
@@ -532,7 +488,7 @@ with chosen as materialized (
         and method = coalesce($6, method)
         and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
     limit $2
-), gone as ( -- each looked at again, as above
+), gone as ( -- each checked again, as above
     delete from coterie.messages
     where cluster = $1 and id = any(array(select id from chosen)) and status = $3
         and ($7::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $7))
@@ -541,7 +497,7 @@ with chosen as materialized (
 select count(*) from gone;
 
 -- name: count_messages
--- How many messages there are that are asked for, up to a bound.
+-- Count the messages that match, up to a bound.
 select count(*) from (
     select id from coterie.messages
     where cluster = $1 and status = coalesce($3, status)
@@ -553,7 +509,7 @@ select count(*) from (
 ) as chosen;
 
 -- name: count_dead
--- The same for dead ones, which are few among many.
+-- As `count_messages`, for dead messages, which are few among many.
 select count(*) from (
     select id from coterie.messages
     where cluster = $1 and attempts > 0 and status <> 1 and status = $3
@@ -564,14 +520,14 @@ select count(*) from (
 ) as chosen;
 
 -- name: discard_messages
--- Delete those of these messages that have ended in one way.
+-- Delete those of these messages that have this final status.
 delete from coterie.messages
 where cluster = $1 and id = any($2::text[]) and completed_at is not null and status = $3
 returning id;
 
 -- name: purge_messages
--- Delete what was done long enough ago, among the next ids: how many, how many ids were looked at, the last of them, and
--- whether that one was sent so late that it, and those after it, cannot be old enough.
+-- Delete messages done long ago, among the next ids. Returns the number deleted, the number of ids examined, the last
+-- id, and whether that message was sent so late that it and all later ones cannot be old enough.
 with span as materialized (
     select id, status, key, completed_at, sent_at
     from coterie.messages

@@ -1,5 +1,5 @@
--- Locks are taken in one order everywhere: lease, runner, seats by name. Whoever breaks it makes deadlocks, each
--- of which costs `deadlock_timeout` [C4]. The database's clock decides, read at the moment of use.
+-- Locks are taken in one order everywhere: lease, runner, seats by name. Another order makes deadlocks, each of which
+-- costs `deadlock_timeout` [C4]. The database's clock decides, read at the moment of use.
 
 -- name: register
 -- A runner and its lease; refused if the incarnation was ever used here and is still there.
@@ -15,10 +15,11 @@ select id, cluster, clock_timestamp() + make_interval(secs => $11), 1 from runne
 returning counter, expires_at;
 
 -- name: renew
--- Prolong my lease; everybody's counters, a checksum of what the table says I hold, and the stamp of all seats, by
--- which I notice that one changed [M1, M13]. No row: evicted. The stamp never repeats: a grant raises the sum of epochs,
--- between grants seats are only freed. It waits for no standby: a lease that a failover takes back is one that has run
--- out, and while a synchronous standby is away nobody would keep one. How commits wait otherwise is told.
+-- Extend the runner's lease. Returns the counters of all leases, a checksum of the seats that the table says this
+-- runner holds, and the stamp of all seats, which changes with every seat [M1, M13]. No row: evicted. The stamp never
+-- repeats: a grant raises the sum of epochs, between grants seats are only freed. It waits for no standby: a lease
+-- that a failover takes back has expired anyway, and while a synchronous standby is away no runner could keep one.
+-- Also returns how commits wait otherwise.
 with usual as materialized (
     select current_setting('synchronous_commit') as synchronous_commit
 ), mine as (
@@ -52,14 +53,14 @@ select
 from mine cross join others cross join seats;
 
 -- name: leaving
--- A runner, myself or another, is to give up all it holds. No row: there is none.
+-- Mark a runner as leaving: it is to release all seats. No row: there is no such runner.
 update coterie.leases
 set leaving = true
 where id = $2 and cluster = $1
 returning id;
 
 -- name: agree
--- Store settings that nobody has stored yet. What is there is read in a second statement [M4].
+-- Store settings that are not stored yet. A second statement reads those that are [M4].
 insert into coterie.agreements (cluster, name, value)
 select $1, u.name, u.value
 from unnest($2::text[], $3::text[]) as u (name, value)
@@ -152,9 +153,7 @@ returning generation;
 -- name: acquire
 -- Take the free ones of these seats, in name order; their new epochs, and whether the holder before gave it back [C5].
 -- Nothing for an evicted runner, nor under a generation of another server: then `raise_generation` first.
-with me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), free as materialized (
+with /* include me */, free as materialized (
     select s.name, s.epoch, s.epoch = s.released_epoch as clean
     from coterie.seats as s cross join me
     where s.cluster = $1 and s.name = any($3::text[]) and s.holder is null
@@ -174,10 +173,11 @@ select free.name, greatest(free.epoch, era.least) + 1 as epoch, free.clean
 from free cross join era;
 
 -- name: release
--- Give one seat back. It waits for writes in flight under its fence [C1]. No row: it was not mine any more. It does not
--- wait for the disk: whoever acquires the seat does, and so does the farewell. A release that a crash of the server takes
--- back is found by its holder, which gives it back again. The holder is compared in a way that no index serves: on a table
--- without statistics the planner would walk all seats of the holder instead of looking up one name.
+-- Release one seat. It waits for writes in flight under its fence [C1]. No row: the seat was not held. It does not
+-- wait for the disk: the statement that acquires the seat does, and so does leaving. A release that a crash of the
+-- server takes back is found by its holder, which releases again. The holder is compared in a way that no index
+-- serves: on a table without statistics the planner would walk all seats of the holder instead of looking up one
+-- name.
 update coterie.seats
 set holder = null, released_epoch = epoch
 where cluster = $1 and name = $3 and holder is not distinct from $2 and epoch = $4

@@ -1,11 +1,10 @@
--- Crons and their ticks. What a holder writes is fenced as in fence.sql, and goes in steps as in messages.sql: look, judge,
--- write [C1, M3]. A statement has one write of a seat, up to hundreds of seats: `held` has what this runner holds of them,
--- and whoever joins it compares the epochs, since a join in there would be a walk for each. Rows are locked in one order:
+-- Crons and their ticks. A holder's writes are fenced as in fragments.sql, and have steps as in messages.sql: find,
+-- judge, write [C1, M3]. A statement has one write of a seat, up to hundreds of seats. Rows are locked in one order:
 -- ticks by key, then crons by name. A claim is the exception and needs none: its ticks are new.
 
 -- name: look_at_crons
--- What is known of those of these crons that are held, a row for each tick that is not over (one at least), and whether
--- there is something to be written: then `take_crons` first. Locks nothing.
+-- Read the crons that are held, a row for each open tick (at least one), and whether something must be written: then
+-- `take_crons` comes first. Locks nothing.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::text[]) as u (seat, epoch, name, definition)
 )
@@ -35,19 +34,10 @@ from items as i
 order by i.name, t.kind, t.at, t.seq;
 
 -- name: take_crons
--- Write what is new about crons: what others shall be told of them, and whose what is not over is from now on. Those that
--- are held.
+-- Store the definitions of crons, and make this runner the holder of their open ticks. Returns those that are held.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::text[]) as u (seat, epoch, name, definition)
-), me as materialized (
-    select id, name from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch, me.name as runner
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), clock as materialized (
+), /* include fence_without_epochs (s.name, s.epoch, me.name as runner) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 ), left_over as materialized (
     select i.epoch, held.runner, t.place, t.name, t.epoch = 0 as begins, clock.now
@@ -84,7 +74,7 @@ with items as materialized (
 select i.name from items as i join held on held.name = i.seat and held.epoch = i.epoch;
 
 -- name: claim_ticks
--- Give ticks their verdicts, per cron all or none. Per seat, once each, what became of it, and the clock.
+-- Store the verdicts of ticks, per cron all or none. Returns per seat, once each, the result, and the clock.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::text[], $7::timestamptz[], $8::float8[])
         as u (seat, epoch, name, schedule, last_at, delay_s)
@@ -94,15 +84,9 @@ with items as materialized (
 ), spans as materialized (
     select seat, max(until_at) as until_at, count(*) as ticks, count(*) filter (where reason = '') as runs
     from verdicts group by seat
-), me as materialized (
-    select id, name from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch, s.fingerprint, s.effective_from, me.name as runner
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), clock as materialized (
+), /* include fence_without_epochs (
+    s.name, s.epoch, s.fingerprint, s.effective_from, me.name as runner
+) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 ), known as materialized ( -- there already: cannot be, and must not break the group
     select distinct v.seat
@@ -176,7 +160,7 @@ from judged as j
     left join counted on counted.name = j.name;
 
 -- name: note_ticks
--- How ticks are getting on, one of a cron. Per seat, once each, what became of it.
+-- Store reports on ticks, one for each cron. Returns per seat, once each, the result.
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::timestamptz[], $8::bigint[], $9::bigint[], $10::text[],
@@ -185,15 +169,7 @@ with items as materialized (
         seat, epoch, name, kind, at, seq, attempt, outcome, again, errors, error, late_s, took_s, note, done, total,
         reason
     )
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), clock as materialized (
+), /* include fence_without_epochs (s.name, s.epoch) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 ), judged as materialized (
     select i.*, t.place, clock.now, c.place as cron, c.place is not null
@@ -243,7 +219,7 @@ from items as i
     left join counted on counted.seat = i.seat;
 
 -- name: trigger_tick
--- A tick by hand, after those for the same instant. No row: there is no such seat.
+-- Add a manual tick, after those for the same instant. No row: there is no such seat.
 with wanted as materialized (
     select coalesce($4::timestamptz, clock_timestamp()) as at, clock_timestamp() as now
     from coterie.seats where cluster = $1 and name = $2
@@ -263,7 +239,7 @@ select t.*, case when t.name is null then coterie.overtaken() end as faster
 from wanted left join triggered as t on true;
 
 -- name: pause_cron
--- No tick begins from now on. Whether this is news; no row: there is no such seat.
+-- Let no tick begin from now on. Returns whether it was not paused before; no row: there is no such seat.
 with seat as materialized (
     select name from coterie.seats where cluster = $1 and name = $2
 ), paused as (
@@ -277,7 +253,7 @@ with seat as materialized (
 select paused.name is not null as told from seat left join paused on true;
 
 -- name: resume_cron
--- The end of a pause. Whether there was one; no row: there is no such seat.
+-- End a pause. Returns whether there was one; no row: there is no such seat.
 with seat as materialized (
     select name from coterie.seats where cluster = $1 and name = $2
 ), paused as materialized (
@@ -335,8 +311,8 @@ where s.cluster = $1 and s.name > 'cron:' and s.name < 'cron;'
 order by s.name;
 
 -- name: purge_ticks
--- Delete some ticks that ended long enough ago, the oldest first, and pauses likewise, unless a tick in them may still lack
--- its verdict. How many ticks it were.
+-- Delete some ticks that ended long ago, the oldest first, and such pauses, unless a tick in them may still lack its
+-- verdict. Returns the number of ticks.
 with edge as materialized (
     select clock_timestamp() - make_interval(secs => $2::float8) as at
 ), old as materialized (

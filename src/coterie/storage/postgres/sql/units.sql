@@ -1,31 +1,24 @@
--- Durable work. What a holder writes is fenced as in fence.sql [C1].
+-- Durable work. A holder's writes are fenced as in fragments.sql [C1].
 --
--- Whoever changes a unit, or adds to what belongs to it, locks its row first, in the order of units if there are several: so
--- nobody adds to one that is over [W5], and nobody waits in a circle [M3]. Steps only share that lock, who ends a unit waits
--- for them. What was added while it waited a statement does not see: those who delete do it by `forget_units`, which does.
+-- A statement that changes a unit, or adds rows to it, locks the unit's row first, several units in their order: so
+-- no row is added to a unit that has ended [W5], and no two statements wait for each other [M3]. Steps only share
+-- that lock; the statement that ends a unit waits for them. A statement does not see rows that were added while it
+-- waited, so deletions use `forget_units`, which does.
 --
--- No wake-up is lost [M11]: who suspends a unit locks what it waits for, too, or makes its row, before it looks whether that
--- has come; who resolves makes the unit running in the same statement. One that saw no unit, but finds somebody's row where
--- its value belongs, is run again: the unit has begun meanwhile, and may wait.
+-- No wake-up is lost [M11]: the statement that suspends a unit also locks the deferreds that it waits for, or inserts
+-- their rows, before it reads whether they are resolved; the statement that resolves one makes the unit running. A
+-- statement that saw no unit, but finds a row where it stores the value, is run again: the unit has begun meanwhile,
+-- and may wait.
 
 -- name: write_steps
--- Store steps, once each. Per key: whether the seat was held, whether its unit goes on, whether it was written, the row.
+-- Store steps, once each. Returns per key whether the seat was held, whether its unit is running, whether it was
+-- written, and the row.
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
         $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[]
     ) as u (seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), clock as materialized (
+), /* include fence (s.name, s.epoch) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 ), judged as materialized (
     select i.*, clock.now
@@ -78,24 +71,15 @@ from items as i
     ) as t on w.unit is null;
 
 -- name: add_steps
--- Store steps where nothing stands yet, of units that go on, on seats that are held: what nearly all of them need, and no more.
--- Of those that it leaves out `write_steps` tells why. It locks no unit against its next status, only against its deletion.
+-- Store steps at free positions, of running units, on seats that are held: what nearly all of them need. For those
+-- that it leaves out run `write_steps`, which returns the reason. It locks no unit against its next status, only
+-- against its deletion.
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
         $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[]
     ) as u (seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), clock as materialized (
+), /* include fence (s.name, s.epoch) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 )
 insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error)
@@ -115,9 +99,9 @@ on conflict (cluster, unit, branch, position) do nothing
 returning unit, branch, position, at, due_at;
 
 -- name: add_step
--- As `add_steps`, for one that has ended well: a step of a unit that runs alone is alone in its group. Without arrays and looks
--- of their own it takes half the time. Its only row comes through the lock of the fence. Where something stands already it
--- fails, which is rare: to look for that first would take longer. So it is for no transaction that does more.
+-- As `add_steps`, for one that has succeeded: a step of a unit that runs alone is alone in its group. Without arrays
+-- it takes half the time. Its only row comes through the lock of the fence. If the position is taken it fails, which
+-- is rare; a check would take longer. So it is not for transactions that do more.
 insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, value)
 select $1, $5, $6, $7::bigint, 'step', $8, $9, true, now, $10::bytea
 from (
@@ -133,22 +117,12 @@ from (
 returning at;
 
 -- name: end_units
--- End units, once each, and tell those that wait for them. Per unit: whether the seat was held, whether it went on until
--- now, and the seat of its parent.
+-- End units, once each, and resolve the deferreds of their parents. Returns per unit whether the seat was held,
+-- whether it was running until now, and the seat of its parent.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::bytea[])
         as u (seat, epoch, unit, status, value, error, outcome)
-), me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name, s.epoch
-    from (select distinct seat, epoch from items) as u
-        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
-        cross join me
-    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
-    order by s.name
-    for share of s
-), found as materialized (
+), /* include fence (s.name, s.epoch) */, found as materialized (
     select i.*, u.kind, u.parent, u.waited_as, u.place
     from items as i
         join held on held.name = i.seat and held.epoch = i.epoch
@@ -230,18 +204,11 @@ from items as i
     left join over on over.unit = i.unit
     left join woken as w on w.unit = f.parent
     left join locked as p on p.unit = f.parent and p.ended_at is null
-where (select units from forgotten) >= 0; -- a part that nobody reads is not run
+where (select units from forgotten) >= 0; -- a part that is not read is not run
 
 -- name: open_unit
--- Begin a unit of a leader or a tick, or go on with it: it is not abandoned. Whether the seat is held.
-with me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-    for share of s
-), begun as (
+-- Begin or continue a unit of a leader or a tick. Returns whether the seat is held.
+with /* include fence_of_one (s.name) */, begun as (
     insert into coterie.units as u (cluster, unit, kind, name, id, seat, status, started_at, changed_at, life)
     select $1, $5, $6, $7, $8, $3, 'running', clock_timestamp(), clock_timestamp(), $9::bigint from held
     on conflict (cluster, unit) do update set changed_at = excluded.changed_at where u.seat = excluded.seat
@@ -253,7 +220,7 @@ with me as materialized (
 select exists (select from held) as held;
 
 -- name: look_at_unit
--- A unit of a seat that is held.
+-- Read a unit of a seat that is held.
 select
     u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps,
     clock_timestamp() as now
@@ -272,8 +239,8 @@ select name, value, error from coterie.deferreds
 where cluster = $1 and unit = $2 and life = $3 and resolved_at is not null order by name;
 
 -- name: look_for_units
--- What is to be run on those of these seats that are held, a row for each workflow (one for each seat at least), when the next
--- one that is suspended is due by itself, and the clock. Locks nothing.
+-- Read the workflows to run on those of these seats that are held, a row for each (at least one for each seat), when
+-- the next suspended one is due by itself, and the clock. Locks nothing.
 select
     s.name as held_seat, w.wake_at as next_at, clock_timestamp() as now, u.*,
     (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
@@ -294,10 +261,8 @@ from unnest($3::text[], $4::bigint[]) as i (seat, epoch)
 order by s.name, u.started_at, u.unit;
 
 -- name: wake_due_units
--- Suspended units that are due go on, on seats that are held.
-with me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
+-- Make suspended units running that are due, on seats that are held.
+with /* include me */, held as materialized (
     select s.name
     from unnest($3::text[], $4::bigint[]) as u (seat, epoch)
         join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
@@ -321,15 +286,8 @@ where u.cluster = $1 and u.unit = any(array(select unit from due)) and u.status 
 returning u.unit;
 
 -- name: suspend_unit
--- Have nobody keep a workflow in memory, unless one of what it waits for has come [M11].
-with me as materialized (
-    select id from coterie.runners where id = $2 and cluster = $1 for key share
-), held as materialized (
-    select s.name
-    from coterie.seats as s cross join me
-    where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
-    for share of s
-), goes_on as materialized (
+-- Unload a workflow, unless one of the deferreds it waits for is resolved [M11].
+with /* include fence_of_one (s.name) */, goes_on as materialized (
     select u.unit, u.life from held join coterie.units as u on u.seat = held.name
     where u.cluster = $1 and u.unit = $5 and u.ended_at is null
     for no key update of u
@@ -364,8 +322,8 @@ select case
 end as told;
 
 -- name: start_unit
--- A new workflow, unless there is one of its name; a child only while its parent goes on. Whoever ends that one waits for this,
--- and so finds the child.
+-- Store a new workflow, unless there is one of its name; a child only while its parent is running. The statement that
+-- ends the parent waits for this one, and so finds the child.
 with parent as materialized (
     select from coterie.units where cluster = $1 and unit = $9::text and ended_at is null for key share
 )
@@ -385,8 +343,9 @@ select u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster
 from coterie.units as u where u.cluster = $1 and u.unit = $2;
 
 -- name: resolve_deferred
--- The value of a deferred of one life of a unit, unless it has one. What became of it, and the seat of its unit. Only a tick may
--- have given a token away before its unit began: then the tick must not be over, and be the one that was claimed then.
+-- Store the value of a deferred of one life of a unit, unless it has one. Returns the result, and the seat of its
+-- unit. Only a tick may have issued a token before its unit began: then the tick must be open, and claimed at the
+-- same time.
 with unit as materialized (
     select unit, seat, life, ended_at from coterie.units where cluster = $1 and unit = $2 for no key update
 ), going as materialized (
@@ -421,13 +380,14 @@ select
     coalesce((select seat from woken), (select seat from unit where ended_at is null and life = $6::bigint)) as wake;
 
 -- name: interrupt_unit
--- Ask for the end of a workflow.
+-- Request the interruption of a workflow.
 update coterie.units
 set interrupting = true, changed_at = clock_timestamp(), wake_at = null, status = 'running'
 where cluster = $1 and unit = $2 and kind = 'workflow' and ended_at is null and (not interrupting or status = 'suspended');
 
 -- name: interrupt_children
--- Ask for the end of some children of workflows on these seats that failed or were interrupted. They and their seats.
+-- Request the interruption of some children of workflows on these seats that failed or were interrupted. Returns them
+-- and their seats.
 with parents as materialized (
     select p.unit
     from unnest($2::text[]) as s (seat) cross join lateral (
@@ -456,7 +416,7 @@ where u.cluster = $1 and u.unit = any(array(select unit from locked))
 returning u.unit, u.seat;
 
 -- name: forget_children
--- Those of these workflows whose children are all asked to end need not be looked at again. How many it were.
+-- Unmark those of these workflows whose children are all requested to end. Returns the number.
 with parents as materialized (
     select p.unit
     from unnest($2::text[]) as s (seat) cross join lateral (
@@ -481,13 +441,13 @@ with parents as materialized (
 select count(*) from told;
 
 -- name: resume_unit
--- Have a suspended workflow go on.
+-- Make a suspended workflow running.
 update coterie.units
 set status = 'running', wake_at = null, changed_at = clock_timestamp()
 where cluster = $1 and unit = $2 and kind = 'workflow' and status = 'suspended';
 
 -- name: list_units
--- Units, those that changed last first.
+-- Read units, the last changed first.
 select
     u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
 from coterie.units as u
@@ -497,8 +457,8 @@ order by changed_at desc, unit
 limit $5;
 
 -- name: purge_units
--- Delete some units that nobody needs any more, each with all its rows (W5), and values whose units never began. The names of
--- those that were abandoned, and how many it were of the kind of which it were most.
+-- Delete some ended and abandoned units, each with all its rows (W5), and values whose units never began. Returns the
+-- names of the abandoned ones, and the largest number deleted of a kind.
 with edge as materialized (
     select clock_timestamp() - make_interval(secs => $2::float8) as at
 ), old as materialized (
@@ -539,4 +499,4 @@ with edge as materialized (
 select
     array(select unit from abandoned order by unit) as abandoned,
     greatest((select count(*) from old), (select count(*) from abandoned), (select count(*) from early)) as most
-where (select units from forgotten) >= 0; -- a part that nobody reads is not run
+where (select units from forgotten) >= 0; -- a part that is not read is not run

@@ -4,7 +4,7 @@ select value, stamp from kv
 where cluster = :cluster and key = :key and (expires_at_ns is null or expires_at_ns > :now_ns);
 
 -- name: put
--- Set a key, whatever it was.
+-- Set a key unconditionally.
 insert into kv (cluster, key, value, stamp, expires_at_ns)
 values (:cluster, :key, :value, :stamp, :expires_at_ns)
 on conflict (cluster, key) do update

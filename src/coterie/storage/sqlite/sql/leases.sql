@@ -11,8 +11,8 @@ where cluster = :cluster and id = :id
 returning counter, leaving;
 
 -- name: all
--- Everybody's leases: counter, whether it has run out, whether its runner leaves, whether it was renewed during another
--- boot. One of another boot has run out.
+-- All leases: counter, whether it has expired, whether its runner leaves, whether it was renewed during another
+-- boot. One of another boot has expired.
 select
     id, counter, boot_id is not :boot_id or expires_boot_ns < :now_boot_ns, leaving,
     boot_id <> :boot_id and boot_id <> '' and :boot_id <> ''

@@ -18,7 +18,7 @@ update machines set holder = :holder, expires_at_ns = :expires_at_ns, until_ms =
 where cluster = :cluster and id = :id;
 
 -- name: extend
--- Prolong my lease, also one that has expired if nobody has taken it, and raise the mark. No change: it is not mine.
+-- Extend a lease, also an expired one that is still free, and raise the mark. No change: the lease was lost.
 update machines set expires_at_ns = :expires_at_ns, until_ms = max(until_ms, :until_ms)
 where cluster = :cluster and id = :id and holder = :holder;
 

@@ -2,7 +2,7 @@
 -- pending ones: a message is found by its id.
 
 -- name: insert
--- New messages; touches nothing of those whose id or key is there. `or rollback` spares copies of pages, see rows.py.
+-- New messages; touches nothing of those whose id or key is there. `or rollback` spares copies of pages, see store.py.
 insert or rollback into messages (
     cluster, sent_at_ns, id, seat, entity_type, entity_id, method, key, digest, trace_id, due_at_ns, payload
 )
@@ -106,7 +106,7 @@ from messages
 where cluster = :cluster and id in (select value from json_each(:ids)) and completed_at_ns is null;
 
 -- name: lost_at
--- When the holder before the present one of a seat was deleted; null: nobody knows.
+-- When the previous holder of a seat was deleted; null: unknown.
 select iif(lost_epoch = epoch - 1, lost_at_ns, null) from seats where cluster = :cluster and name = :seat;
 
 -- name: begun_alone
@@ -193,7 +193,7 @@ update messages set status = 1, completed_at_ns = :now_ns, reply = :reply, key =
 where cluster = :cluster and id = :id and completed_at_ns is null;
 
 -- name: cancel_free
--- The same of a message whose seat nobody holds: else its holder knows whether it runs.
+-- The same for a message whose seat is free: otherwise only its holder knows whether it runs.
 update messages set status = 1, completed_at_ns = :now_ns, reply = :reply, key = null, epoch = 0
 where cluster = :cluster and id = :id and completed_at_ns is null
     and not exists (

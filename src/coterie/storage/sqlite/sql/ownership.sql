@@ -12,12 +12,12 @@ values (
 update runners set knows = json_patch(knows, :knows) where id = :id and cluster = :cluster returning id;
 
 -- name: runners
--- Everybody.
+-- All runners.
 select id, name, address, host_id, groups, weight, version, knows, process, credentials, started_at_ns from runners
 where cluster = :cluster order by id;
 
 -- name: ids
--- Everybody's incarnations.
+-- The incarnations of all runners.
 select id from runners where cluster = :cluster order by id;
 
 -- name: runners_of

@@ -21,6 +21,10 @@ select 'units', :retention_ns + (
     select ended_at_ns from units where cluster = :cluster and ended_at_ns is not null order by ended_at_ns limit 1
 )
 union all
+select 'activity', :key_retention_ns + (
+    select at_ns from activity where cluster = :cluster order by id limit 1
+)
+union all
 select 'messages', (
     select min(completed_at_ns + iif(key is null, :retention_ns, :key_retention_ns))
     from (select status, key, completed_at_ns from messages where cluster = :cluster order by id limit 1000)

@@ -1,5 +1,5 @@
 -- name: read
--- The cluster's secret, once somebody has drawn it.
+-- The cluster's secret, if it is drawn.
 select value from secrets where cluster = :cluster;
 
 -- name: draw

@@ -17,7 +17,7 @@ values (:cluster, :key, :seat, :value, 1, :epoch)
 on conflict (cluster, key) do nothing;
 
 -- name: update
--- The next state of a key, if its version is the expected one and nobody newer has claimed it.
+-- The next state of a key, if its version is the expected one and no newer epoch has claimed it.
 update states set value = :value, version = version + 1, epoch = :epoch, seat = :seat
 where cluster = :cluster and key = :key and version = :version and epoch <= :epoch;
 
@@ -38,7 +38,7 @@ where cluster = :cluster and key = :key and epoch <= :epoch
 returning value, version, coalesce(expires_at_ns <= :now_ns, 0);
 
 -- name: delete
--- No state any more, if its version is the expected one and nobody newer has claimed it.
+-- No state any more, if its version is the expected one and no newer epoch has claimed it.
 delete from states where cluster = :cluster and key = :key and version = :version and epoch <= :epoch;
 
 -- name: version

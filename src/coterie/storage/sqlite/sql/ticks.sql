@@ -23,7 +23,7 @@ from json_each(:asked) as asked
     left join crons as c on c.cluster = :cluster and c.name = asked.value ->> 'name';
 
 -- name: introduce
--- Make crons known, or what is told about them.
+-- Store crons, or their definitions.
 insert into crons (cluster, name, definition)
 select :cluster, value ->> 'name', coalesce(value ->> 'definition', '') from json_each(:asked) where true
 on conflict (cluster, name) do update set definition = excluded.definition;
@@ -81,7 +81,7 @@ from json_each(:rows) as asked
 where t.epoch = asked.value ->> 'epoch' and t.attempt = asked.value ->> 'attempt' and t.outcome is null;
 
 -- name: note
--- How a tick is getting on.
+-- Store a report on a tick.
 update ticks
 set attempt = attempt + :again, outcome = :outcome, ended_at_ns = iif(:outcome is null, null, :now_ns),
     errors = coalesce(:errors, errors), late_s = coalesce(:late_s, late_s), took_s = coalesce(:took_s, took_s),

@@ -110,7 +110,7 @@ values (
 on conflict (cluster, unit) do nothing;
 
 -- name: reopen
--- Somebody goes on with a unit: it is not abandoned.
+-- Note that a unit is continued: it is not abandoned.
 update units set changed_at_ns = :now_ns where cluster = :cluster and unit = :unit and seat = :seat;
 
 -- name: expect
@@ -151,7 +151,7 @@ select exists (
 );
 
 -- name: suspend
--- Nobody has it in memory, until it is due.
+-- Suspend a unit until it is due.
 update units set status = 'suspended', wake_at_ns = :wake_at_ns, changed_at_ns = :now_ns
 where cluster = :cluster and unit = :unit;
 

@@ -1,7 +1,7 @@
-"""Prometheus: the meters as text, read on each scrape.
+"""Publishes coterie's metrics to Prometheus, read on each scrape.
 
-`Meters` can be registered with any registry of `prometheus_client`, so that a program that publishes its own metrics
-has these beside them: `REGISTRY.register(Meters())`.
+`cluster.run()` serves them by itself. A program with a `/metrics` of its own has them beside its own metrics with
+`REGISTRY.register(Meters())`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from coterie.kernel.metrics import Meter
+
+__all__ = ["Meters", "text"]
 
 
 def text(accept: str = "") -> tuple[bytes, str]:

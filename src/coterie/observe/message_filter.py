@@ -1,0 +1,194 @@
+"""Which messages are meant, and in which state they are: for the command line and the page."""
+
+from __future__ import annotations
+
+import heapq
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from coterie.entities.calls.by_name_client import CallsByName
+from coterie.entities.persisted.api import Messages
+from coterie.errors import MessageExpired
+from coterie.kernel.durations import to_seconds
+from coterie.storage.contracts import messages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Container, Mapping, Sequence
+    from datetime import datetime
+
+    from coterie.client import Client
+    from coterie.entities.persisted.api import MessageInfo
+    from coterie.storage.contracts.messages import Status
+
+_PAGE = 200
+
+State = Literal["waiting", "running", "scheduled", "dead", "done"]
+"""A pending message is in one of the first three: due, running, due later."""
+
+STATES: tuple[State, ...] = get_args(State)
+QUALIFIERS = ("type", "id", "method", "state", "error", "key", "older")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageOptions:
+    """Which messages; fields that are None match all."""
+
+    type: str | None = None
+    id: str | None = None
+    """Id of the entity."""
+    method: str | None = None
+    state: State | None = None
+    error: str | None = None
+    """Part of the error of its last attempt."""
+    key: str | None = None
+    older: str | None = None
+    """Sent, or ended, longer ago than that."""
+
+    @property
+    def status(self) -> Status | None:
+        """The status in storage."""
+        if self.state == "dead" or self.state == "done":
+            return self.state
+        return None if self.state is None else "pending"
+
+    @property
+    def entity(self) -> str | None:
+        """The entity as `cluster.messages` takes it."""
+        return self.type if self.id is None else f"{self.type}/{self.id}"
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether storage itself can apply the whole filter."""
+        return self.method is self.error is self.key is None
+
+    @property
+    def older_s(self) -> float | None:
+        """The age in seconds."""
+        return None if self.older is None else to_seconds(self.older, what="older", allow_zero=True)
+
+    def stored(self) -> messages.MessageFilter:
+        """The part of the filter that storage itself can apply."""
+        return messages.MessageFilter(
+            status=self.status, entity_type=self.type, entity_id=self.id, method=self.method, older_than_s=self.older_s
+        )
+
+    def takes(self, message: MessageInfo, *, now: datetime, running: Container[str]) -> bool:
+        """Whether a message matches."""
+        kind, _, id_ = message.entity.partition("/")
+        last = message.errors[-1].error if message.errors else ""
+        return (
+            self.type in (None, kind)
+            and self.id in (None, id_)
+            and (self.older_s is None or _age_s(message, now) >= self.older_s)
+            and (self.state is None or self.state == state_of(message, now=now, running=running))
+            and (self.method is None or self.method == message.method)
+            and (self.key is None or self.key == message.key)
+            and (self.error is None or self.error.lower() in last.lower())
+        )
+
+    def __str__(self) -> str:
+        """As it was written: it can be pasted after `--filter`."""
+        given = ((name, getattr(self, name)) for name in QUALIFIERS)
+        return " ".join(f"{name}:{shlex.quote(value)}" for name, value in given if value is not None)
+
+
+def state_of(message: MessageInfo, *, now: datetime, running: Container[str]) -> State:
+    """The state of a message.
+
+    Args:
+        message: The message.
+        now: The time by the database's clock.
+        running: The ids of running messages.
+    """
+    if message.status == "done" or message.status == "dead":
+        return message.status
+    if message.id in running:
+        return "running"
+    if message.due_at <= message.sent_at:  # due at once: it waits, even if it was sent after the clock was read
+        return "waiting"
+    return "waiting" if message.due_at <= now else "scheduled"
+
+
+def _age_s(message: MessageInfo, now: datetime) -> float:
+    return (now - (message.completed_at or message.sent_at)).total_seconds()
+
+
+class ChosenMessages(NamedTuple):
+    """Messages that match, with their states at one moment."""
+
+    messages: Sequence[MessageInfo]
+    now: datetime
+    running: Mapping[str, tuple[str, float]]
+    silent: Sequence[str]
+    """Names of runners that did not reply with their running messages."""
+
+    def state(self, message: MessageInfo) -> State:
+        """The state of one of them."""
+        return state_of(message, now=self.now, running=self.running)
+
+
+async def choose(here: Client, chosen: MessageOptions, *, limit: int, after: str | None = None) -> ChosenMessages:
+    """The first messages that match, in the order of their ids; without a state all that are not done."""
+    now = await here.storage.now()
+    is_asked = chosen.status in (None, "pending")
+    at_work = await CallsByName(here).running() if is_asked else None
+    running, silent = ({}, ()) if at_work is None else at_work
+    if chosen.state == "running":
+        found = await _at_work(here, sorted(running), after=after)
+    else:
+        statuses: list[Status] = ["pending", "dead"] if chosen.status is None else [chosen.status]
+        lists = [await _some(here, chosen, each, now, running, limit=limit, after=after) for each in statuses]
+        found = list(heapq.merge(*lists, key=lambda each: each.id))
+    meant = [each for each in found if chosen.takes(each, now=now, running=running)]
+    now = max([now, *(each.sent_at for each in meant)])  # some may be sent after the clock was read
+    return ChosenMessages(meant[:limit], now, running, silent)
+
+
+async def _some(
+    here: Client,
+    chosen: MessageOptions,
+    status: Status,
+    now: datetime,
+    running: Mapping[str, object],
+    *,
+    limit: int,
+    after: str | None,
+) -> list[MessageInfo]:
+    found: list[MessageInfo] = []
+    async for each in walk(here, chosen, status, after=after):
+        if chosen.takes(each, now=now, running=running):
+            found.append(each)
+            if len(found) == limit:
+                break
+    return found
+
+
+async def walk(
+    here: Client, chosen: MessageOptions, status: Status, *, after: str | None = None
+) -> AsyncIterator[MessageInfo]:
+    """All messages of a status that storage chooses, a page at a time."""
+    while True:
+        page = await _messages(here).list(
+            status=status, entity=chosen.entity, older_than=chosen.older, limit=_PAGE, after=after
+        )
+        for each in page:
+            yield each
+        if len(page) < _PAGE:
+            return
+        after = page[-1].id
+
+
+async def _at_work(here: Client, ids: Sequence[str], *, after: str | None) -> list[MessageInfo]:
+    found = []
+    for each in ids:
+        if each > (after or ""):
+            try:
+                found.append(await _messages(here).show(each))
+            except MessageExpired:
+                continue  # it has ended meanwhile, and was not kept
+    return found
+
+
+def _messages(here: Client) -> Messages:
+    return Messages(lambda: here.storage.messages)

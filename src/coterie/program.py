@@ -1,0 +1,113 @@
+"""The definitions of a program (entities, singletons, crons, workflows, setups), and the runners made of them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from coterie.client import Client, system_parts
+from coterie.entities.registry import EntityRegistry
+from coterie.kernel.service import State
+from coterie.runner import Runner, no_occupants
+from coterie.singletons.registry import SingletonRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from coterie.client import ClientParts
+    from coterie.cluster import Cluster
+    from coterie.cron.registry import CronRegistry
+    from coterie.ownership.admission import Definition
+    from coterie.ownership.seats import Occupy
+    from coterie.runner import Workplace
+    from coterie.settings import Settings
+    from coterie.setup import Setup
+    from coterie.workflows.registry import StartChild, WorkflowRegistry
+
+
+class Program:
+    """What one program defines with a `Cluster`.
+
+    Args:
+        cluster: Passed to the program's functions as `leader.cluster`, `tick.cluster`, ….
+        acting: Returns the runner or client to act through.
+        start_child: Starts a workflow whose parent waits for it.
+    """
+
+    def __init__(self, cluster: Cluster, acting: Callable[[], Client], start_child: StartChild) -> None:
+        self._cluster = cluster
+        self._start_child = start_child
+        self.entities = EntityRegistry(cluster, acting)
+        self.singletons = SingletonRegistry(cluster)
+        self.setups: list[Setup] = []
+        self._registries: dict[str, SingletonRegistry | CronRegistry | WorkflowRegistry]
+        self._registries = {"singleton": self.singletons}
+        self._runners: list[Runner] = []
+
+    @cached_property
+    def crons(self) -> CronRegistry:
+        """The crons."""
+        from coterie.cron.registry import CronRegistry  # zones and calendars: only programs that have crons load them
+
+        made = self._registries["cron"] = CronRegistry(self._cluster)
+        return made
+
+    @cached_property
+    def workflows(self) -> WorkflowRegistry:
+        """The workflows."""
+        from coterie.workflows.registry import WorkflowRegistry
+
+        made = self._registries["workflow"] = WorkflowRegistry(self._cluster, self._start_child)
+        return made
+
+    @property
+    def runners(self) -> Sequence[Runner]:
+        """The runners of this process that have not stopped."""
+        self._runners = [
+            each for each in self._runners if each.state is not State.STOPPED and each.origin.is_this_process
+        ]
+        return self._runners
+
+    def names(self) -> Mapping[str, Sequence[str]]:
+        """The names of all definitions so far, by kind: entity, singleton, cron, workflow."""
+        found: dict[str, Sequence[str]] = {"entity": sorted(self.entities.types)}
+        return found | {kind: sorted(registry.known) for kind, registry in self._registries.items()}
+
+    def define(self, registry: Workplace, definition: Definition | None = None) -> None:
+        """Pass a definition to runners that are already running, so that they take its seat."""
+        for runner in self.runners:
+            runner.define(registry, definition)
+
+    def new_client(self, settings: Settings) -> Client:
+        """Make a client, not started yet."""
+        return Client(settings, system_parts(settings))
+
+    def new_runner(
+        self,
+        settings: Settings,
+        *,
+        parts: ClientParts | None = None,
+        definitions: Sequence[Definition] = (),
+        occupy: Callable[[Runner], Occupy] = no_occupants,
+    ) -> Runner:
+        """Make a runner, not started yet.
+
+        Args:
+            settings: Its settings.
+            parts: Its access to the outside. Default: that of a real process.
+            definitions: Seats that no registry defines.
+            occupy: Makes the occupants of seats whose kind belongs to no registry.
+        """
+        # A caller with occupants of its own gets the shards for them, unless there are entities to occupy the shards.
+        workplaces: list[Workplace] = [self.entities] if occupy is no_occupants or self.entities.types else []
+        workplaces += [registry for registry in self._registries.values() if registry.known]
+        made = Runner(
+            settings,
+            parts or system_parts(settings),
+            workplaces=workplaces,
+            definitions=definitions,
+            occupy=occupy,
+            setups=self.setups,
+        )
+        self._runners = [*self.runners, made]
+        return made
