@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.ticks import TickRow
     from coterie.testing import Server
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 async def test_runners_are_killed_and_frozen_and_no_tick_is_lost_or_doubled(url: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coterie import Health, Reason
     from coterie.testing import Process
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 PROGRAM = Path(__file__).with_name("health_program.py")
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.testing import Server
     from coterie.testing.database import Way
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 async def test_gap_02_runners_are_killed_and_frozen_and_a_client_dies_under_load(url: str, tmp_path: Path) -> None:

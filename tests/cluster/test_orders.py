@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from coterie.testing import Processes
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 ORDERS = Path(__file__).with_name("order_program.py")
 ROOT = ORDERS.parent.parent.parent

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MINUTES = 2
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 async def test_a_killed_runner_is_replaced_at_once_by_two_witnesses(url: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from coterie.testing import Processes
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 PROBED = Path(__file__).with_name("probe_program.py")
 FAILING_TASK = Path(__file__).with_name("failing_task_program.py")

@@ -14,7 +14,7 @@ import pytest
 from coterie.testing.processes import children
 from tests.cluster.cli_process import command
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 README = Path(__file__).parents[2] / "README.md"
 _PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -17,7 +17,7 @@ from tests.cluster.seat_program import now_ns
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 PATIENT = {"COTERIE_LEASE_TTL": "2m", "COTERIE_LEASE_RENEW": "250ms"}
 """Whoever waited for a lease would be too late, on however busy a machine."""

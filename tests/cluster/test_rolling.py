@@ -13,7 +13,7 @@ from tests.cluster.seat_cluster import STEADY
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 STEADILY = {"BANK_TIMEOUT_S": "60", "BANK_HOW": "awaited sent"}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.cluster.cli_process import Command
     from tests.support.postgres import Server
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 PROGRAM = """
 from coterie import Cluster, Leader

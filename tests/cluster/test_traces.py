@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from coterie import Cluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 PROGRAM = Path(__file__).with_name("trace_program.py")
 ROOT = Path(__file__).parents[2]

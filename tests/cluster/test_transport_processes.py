@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from coterie.transport.interface import Request
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 ECHO, KEEP, COUNT = 1, 2, 3
 THERE, HERE = "1" * 32, "2" * 32

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from coterie.testing import Processes
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 EARLIER = "cd2d0a8"
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.workflow_cluster import Flowing
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 async def flow_on(url: str, folder: Path, *, runs: int, takes_s: float) -> Counter[str]:
