@@ -1,7 +1,8 @@
-"""The pages under `docs/design/` explain each code that is cited, and name tests that exist."""
+"""The pages under `docs/design/` explain each code that is cited; tests, files and modules that are named exist."""
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ CITED = re.compile(
 )
 CODE = re.compile(r"(?:INV-)?[A-Z]{1,5}-?\d+|[Mm]\d+|incidents? \d+")
 TEST = re.compile(r"`(test_\w+)`")
+FILE = re.compile(r"`([a-z_]+(?:/[a-z_]+)*/[a-z_]+\.(?:py|sql))`")
+MODULE = re.compile(r"`([a-z_]+)(?:\.py)?`")
 
 
 def codes(text: str) -> set[str]:
@@ -54,3 +57,22 @@ def test_an_unknown_code_is_found() -> None:
     unknown = "INV" + "-Z9"
     assert codes(f"see [{unknown}], (S1) and incident 3") == {unknown, "S1", "incident 3"}
     assert not is_explained(unknown)
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", *DESIGN], ids=lambda path: path.name)
+def test_each_file_that_is_named_exists(page: Path) -> None:
+    folders = [ROOT, ROOT / "src/coterie", ROOT / "tests"]
+    named = set(FILE.findall(page.read_text("utf-8")))
+    missing = sorted(name for name in named if not any((folder / name).exists() for folder in folders))
+    assert not missing, f"no file has one of these names: {missing}"
+
+
+def test_a_package_names_modules_that_exist_in_its_reading_order() -> None:
+    missing = []
+    for init in (ROOT / "src/coterie").rglob("__init__.py"):
+        docstring = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
+        order = re.search(r"\bRead(?:ing order)?\b.*", docstring, re.DOTALL)
+        named = MODULE.findall(order[0]) if order else []
+        found = {path.stem for path in init.parent.rglob("*")}
+        missing += [f"{init.parent.name}: {name}" for name in named if name not in found]
+    assert not missing
