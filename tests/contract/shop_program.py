@@ -209,7 +209,7 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Cluster]:
     """A runner that holds all shards, and the table."""
     cluster = shops(url, **settings)
     async with cluster:
-        await cluster.ready(timeout="30s")
+        await cluster.ready(timeout="2m")
         await cluster.ref(Shop, "owner").open()
         yield cluster
 
@@ -221,7 +221,7 @@ async def books(cluster: Cluster, shop: str = "a") -> tuple[int, list[int]]:
 
 async def audited(cluster: Cluster) -> list[int]:
     """The numbers that were sent, once all messages have been run."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await cluster.messages.list(status="pending"):
             await asyncio.sleep(0.01)
     return await cluster.ref(Audit, "all").numbers()

@@ -254,7 +254,7 @@ def lines_of(setup: str, folder: Path) -> list[str]:
             time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        process.wait(120)
     return (folder / "log").read_text().splitlines()
 
 

@@ -35,7 +35,7 @@ def new_storage(
     )
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, within_s: float = 120.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -48,7 +48,7 @@ def database_of(url: str) -> str:
 @contextlib.asynccontextmanager
 async def stranger(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     """Another program's connection."""
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(url, timeout=10)
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url, timeout=120)
     try:
         yield connection
     finally:

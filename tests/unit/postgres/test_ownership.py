@@ -53,7 +53,7 @@ async def locked(url: str, sql: str) -> AsyncIterator[asyncpg.Connection[Any]]:
         yield other
 
 
-async def waiting(other: asyncpg.Connection[Any], *, within_s: float = 10.0) -> None:
+async def waiting(other: asyncpg.Connection[Any], *, within_s: float = 120.0) -> None:
     """Until some session waits for this one."""
     sql = "select count(*) from pg_stat_activity where pg_backend_pid() = any(pg_blocking_pids(pid))"
     async with asyncio.timeout(within_s):

@@ -130,7 +130,6 @@ async def prepared(connection: asyncpg.Connection[Any]) -> None:
     await connection.execute("set statement_timeout = 0")
 
 
-@pytest.mark.timeout(300)
 async def test_units_steps_and_deferreds_are_found_by_key(postgres_url: str) -> None:
     """STACK's trap: a plan that was made for empty tables serves full ones; M3."""
     async with new_storage(postgres_url):

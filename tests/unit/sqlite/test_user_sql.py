@@ -135,7 +135,7 @@ async def test_who_meets_the_lock_waits_for_it(storage: SqliteStorage, claim: Cl
     await asyncio.sleep(0.05)
     assert not waiting.done()
     assert await one.commit(Commit(claim)) == "written"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await waiting
     await two.rollback()
 
@@ -197,7 +197,7 @@ async def test_renewals_go_on_while_a_transaction_writes(storage: SqliteStorage,
     releasing = asyncio.ensure_future(insist(a, claim))
     await asyncio.sleep(0.05)
     assert not releasing.done()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         assert await releasing
     with pytest.raises(TransactionTimeout):
         await transaction.commit(Commit(claim))
