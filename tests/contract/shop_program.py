@@ -196,9 +196,13 @@ async def _told(sql: Transaction) -> list[str]:
     return told
 
 
+UNHURRIED = {"call_timeout": "2m", "transaction_limit": "1m"}
+"""Limits that nothing reaches, on however busy a machine."""
+
+
 def shops(url: str, **settings: Any) -> Cluster:
     """A cluster that knows them."""
-    cluster = Cluster(url, shards=2, **{"retry": Retry(2, base="10ms"), "call_timeout": "30s", **settings})
+    cluster = Cluster(url, shards=2, **{**UNHURRIED, "retry": Retry(2, base="10ms"), **settings})
     for known in (Shop, Audit, Clerk):
         cluster.entity(known)
     return cluster

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from tests.support.postgres import Server
 
-SHORT = ConnectionLimits(connect_s=1.0, backoff_s=0.02, call_s=1.0)
+SHORT = ConnectionLimits(connect_s=10.0, backoff_s=0.02, call_s=1.0)
+LONG = ConnectionLimits(connect_s=60.0, call_s=60.0, dedicated_s=60.0, lock_s=60.0, transaction_s=60.0)
+"""For statements that are examined, on however busy a machine."""
 
 
 def new_storage(

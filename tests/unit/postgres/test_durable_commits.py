@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 A = "a" * 32
-HASTY = ConnectionLimits(connect_s=2.0, backoff_s=0.02, call_s=0.4, dedicated_s=0.4)
+HASTY = ConnectionLimits(connect_s=10.0, backoff_s=0.02, call_s=1.0, dedicated_s=1.0)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ async def test_sessions_at_the_server_stay_bounded_while_a_synchronous_standby_i
         with standby_away(own_server):
             await until_commits_hang(postgres_url)
             outcomes, most = [], 0
-            for number in range(8):
+            for number in range(5):
                 with pytest.raises(PersistenceError) as caught:
                     await storage.kv.put(KvPut("k", b"1", 2 + number))
                 outcomes.append(caught.value.outcome)

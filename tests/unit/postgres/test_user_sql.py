@@ -251,7 +251,7 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
     ground = PostgresUserSql(storage.pool, storage._connector, limits=storage._limits, started=nothing, written=nothing)
     async with stranger(postgres_url) as other:
         await other.execute("create table orders (id integer); insert into orders values (1)")
-        await ground.begin(over=deadline(1.0))
+        await ground.begin(over=deadline(3.0))
         await ground.execute("update orders set id = 2", [])
         async with asyncio.timeout(120):
             if what == "running":
