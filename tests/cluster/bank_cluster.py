@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError
 from coterie.testing import Process, processes
-from coterie.testing.postgres import free_port
-from coterie.testing.proxy import Proxy
+from coterie.testing.proxy import Proxy, free_port
 from tests.cluster.bank_history import Records, Told, judge
 from tests.cluster.bank_program import ACCOUNTS, SHARDS, Account, program
 from tests.cluster.seat_cluster import QUICK
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 BANK = Path(__file__).with_name("bank_program.py")
 ROOT = BANK.parent.parent.parent
-QUIET_S = 90.0
+QUIET_S = 180.0
 
 
 class Branch:
@@ -73,7 +72,7 @@ class Branch:
         await self.cluster.start(n, env=variables)
         return self.cluster.runners[before:]
 
-    async def working(self, *processes: Process, within: str = "60s") -> None:
+    async def working(self, *processes: Process, within: str = "2m") -> None:
         """Wait until each of these runners has run a handler after this moment."""
         before = dict(self.records.refresh().by)
         names = [each.name for each in processes]
@@ -81,14 +80,14 @@ class Branch:
             lambda: all(self.records.refresh().by[name] > before.get(name, 0) for name in names), within=within
         )
 
-    async def paying(self, more: int = 50, *, within: str = "60s") -> None:
+    async def paying(self, more: int = 50, *, within: str = "2m") -> None:
         """Wait until so many payments more were acknowledged that were asked for after this moment."""
         now_s = time.monotonic()
         await self.wait_until(
             lambda: sum(told.at_s > now_s for told in self.records.refresh().told.values()) >= more, within=within
         )
 
-    def account(self, name: str, *, timeout: float = 60.0) -> Account:
+    def account(self, name: str, *, timeout: float = 120.0) -> Account:
         return self.client.ref(Account, name, timeout=timeout)
 
     async def pay(self, one: str, *, to: str) -> str:

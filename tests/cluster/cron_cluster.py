@@ -80,7 +80,7 @@ class Belfry:
         """Whoever has a bell just now: it rings after this moment."""
         bell = bell or self.bells[0]
         began_ns = now_ns()
-        await self.wait_until(lambda: self._last(bell, since_ns=began_ns), within="60s")
+        await self.wait_until(lambda: self._last(bell, since_ns=began_ns))
         return next(each for each in self.runners if each.name == self._last(bell, since_ns=began_ns))
 
     def _last(self, bell: str, *, since_ns: int) -> str:
@@ -96,7 +96,7 @@ class Belfry:
             counts = Counter(event.key for event in events if event.more["tick_s"] > since_s)
             return all(counts[bell] >= times for bell in self.bells)
 
-        await self.wait_until(rang, within="90s")
+        await self.wait_until(rang)
 
     async def passing(self, seconds: float) -> None:
         """Wait until the database's clock has gone on by so much."""
@@ -105,7 +105,7 @@ class Belfry:
         async def passed() -> bool:
             return (await self.storage.now() - since).total_seconds() >= seconds
 
-        await self.wait_until(passed, within="90s")
+        await self.wait_until(passed)
 
     async def rows(self, bell: str) -> Sequence[TickRow]:
         """All that is stored of one."""
@@ -124,9 +124,9 @@ class Belfry:
 
     async def over(self) -> datetime:
         """Wait until all ticks up to now have come to their end; up to when that is."""
-        await self.wait_until(self.is_there, within="90s")
+        await self.wait_until(self.is_there)
         until = await self.storage.now()
-        await self.wait_until(lambda: self._is_over(until), within="90s")
+        await self.wait_until(lambda: self._is_over(until))
         return until
 
     async def effective_from(self) -> dict[str, datetime]:
@@ -233,7 +233,7 @@ def restart(server: Server) -> Befall:
             server.stop(mode)
             await there.wait_until(lambda: len(said(there.runners, FELT)) > before)  # noqa: B023 used in this turn only
             server.start()
-            await there.wait_until(there.is_there, within="60s")
+            await there.wait_until(there.is_there)
         await there.ringing()
 
     return restarted

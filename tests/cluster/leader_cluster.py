@@ -46,7 +46,7 @@ class Crew:
         (grant,) = self.journals.holders().values()
         return next(each for each in self.runners if each.name == grant.runner), grant
 
-    async def saved_after(self, at_ns: int, *, epoch: int = 0, within: str = "60s") -> None:
+    async def saved_after(self, at_ns: int, *, epoch: int = 0, within: str = "2m") -> None:
         """Wait until a number was saved that was begun after a moment, at this epoch at least."""
 
         def saved() -> bool:
@@ -62,7 +62,7 @@ class Crew:
             answers = [*self.journals.of("refused", runner=process.name), *self.written(late=True)]
             return not process.alive or any(event.epoch == grant.epoch for event in answers)
 
-        await self.wait_until(told, within="60s")
+        await self.wait_until(told)
         if not process.alive:
             await process.start()
 

@@ -80,7 +80,7 @@ async def results(cluster: Cluster, numbers: range) -> list[int]:
     found = []
     for number in numbers:
         with suppress(WorkflowNotFound):
-            found.append(await cluster.workflow_handle(fulfil, f"{number}").result(timeout="60s"))
+            found.append(await cluster.workflow_handle(fulfil, f"{number}").result(timeout="2m"))
     return found
 
 

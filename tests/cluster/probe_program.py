@@ -1,10 +1,9 @@
 """A runner that is probed: `python probe_program.py`. It leads a singleton with others, which hangs when it is told to.
 
-SIGUSR1 blocks the event loop. SIGUSR2 makes the body of the singleton hang wherever it runs in this process, and the
-next one lets it go on.
+SIGUSR1 blocks the event loop until there is a file `unblock`. SIGUSR2 makes the body of the singleton hang wherever it
+runs in this process, and the next one lets it go on.
 
 Variables:
-    PROBED_BLOCK_S: How long SIGUSR1 blocks.
     PROBED_CLOSE_S: How long it takes to close what was opened, at the end of a drain.
 """
 
@@ -15,6 +14,7 @@ import os
 import signal
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie import Cluster, Leader
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NAME = "importer"
 EXPECTED_S = 2
-BLOCK_S = float(os.environ.get("PROBED_BLOCK_S", "3"))
+UNBLOCK = Path("unblock")
 CLOSE_S = float(os.environ.get("PROBED_CLOSE_S", "0"))
 
 
@@ -47,6 +47,12 @@ class Valve:
         await self._open.wait()
 
 
+def block() -> None:
+    """Block the loop."""
+    while not UNBLOCK.exists():
+        time.sleep(0.05)
+
+
 def main() -> None:
     cluster, valve = Cluster(), Valve()
 
@@ -58,7 +64,7 @@ def main() -> None:
     @asynccontextmanager
     async def obey() -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, time.sleep, BLOCK_S)
+        loop.add_signal_handler(signal.SIGUSR1, block)
         loop.add_signal_handler(signal.SIGUSR2, valve.turn)
         yield
         await asyncio.sleep(CLOSE_S)

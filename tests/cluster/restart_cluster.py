@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from coterie.testing import processes
-from coterie.testing.postgres import free_port
+from coterie.testing.proxy import free_port
 from tests.cluster.seat_history import Journals
 from tests.cluster.seat_program import now_ns
 

@@ -26,8 +26,8 @@ QUICK = {
     "COTERIE_STALL_LIMIT": "2s",
 }
 """Less than half of the defaults, for tests in which seats are lost: they take less than half of the time."""
-STEADY = {"COTERIE_LEASE_RENEW": "250ms"}
-"""Leases as by default, for tests in which no seat may move, on however busy a machine."""
+STEADY = {"COTERIE_LEASE_TTL": "60s", "COTERIE_LEASE_RENEW": "250ms", "COTERIE_STALL_LIMIT": "60s"}
+"""Ten times the defaults, for tests in which no seat may move, on however busy a machine."""
 
 
 class Stage:
@@ -42,7 +42,7 @@ class Stage:
         self.judged_from_ns = 0
         """A database that loses commits begins a new history."""
 
-    async def settled(self, *, among: Iterable[Process] | None = None, within: str = "30s") -> None:
+    async def settled(self, *, among: Iterable[Process] | None = None, within: str = "2m") -> None:
         """Wait until all seats are held and shared evenly, by those that live if nobody is named."""
 
         def settled_now() -> bool:
@@ -53,7 +53,7 @@ class Stage:
 
         await self.wait_until(settled_now, within=within)
 
-    async def writing(self, *, since_ns: int | None = None, within: str = "30s") -> None:
+    async def writing(self, *, since_ns: int | None = None, within: str = "2m") -> None:
         """Wait until every seat was written to, by whoever holds it, after a moment."""
         since_ns = now_ns() if since_ns is None else since_ns
 

@@ -7,7 +7,8 @@ Variables:
     HOLDER_JOURNAL: The folder of the journals.
     HOLDER_CALLED: The runner's name, if not what the harness calls this process.
     HOLDER_EVERY_S: The pause between two writes to a seat; 0: none are made.
-    HOLDER_BLOCK_S: How long SIGUSR1 blocks the event loop. SIGUSR2 forks a child that does nothing and stays.
+    HOLDER_BLOCK_S: How long SIGUSR1 blocks the event loop, unless there is a file `unblock` sooner. SIGUSR2 forks a
+        child that does nothing and stays.
     HOLDER_DRAIN_S: How long a seat takes to be drained.
     HOLDER_DIE: The moment at which to die by SIGKILL: "before release", "during acquire 2", "after leave", "in drain".
 """
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 CALLED = os.environ.get("HOLDER_CALLED")
 EVERY_S = float(os.environ.get("HOLDER_EVERY_S", "0.05"))
 BLOCK_S = float(os.environ.get("HOLDER_BLOCK_S", "0"))
+UNBLOCK = Path("unblock")
 DRAIN_S = float(os.environ.get("HOLDER_DRAIN_S", "0"))
 DIE = os.environ.get("HOLDER_DIE", "")
 
@@ -196,7 +198,9 @@ class Holder(Runner):
 
     def _block(self) -> None:
         self._journal.note("blocked")
-        time.sleep(BLOCK_S)
+        over_s = time.monotonic() + BLOCK_S
+        while time.monotonic() < over_s and not UNBLOCK.exists():
+            time.sleep(0.05)  # blocks the loop
 
     def _fork(self) -> None:
         if (child := os.fork()) == 0:

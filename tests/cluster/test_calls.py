@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from coterie import Cluster, CoterieError, RunnerUnavailable
 from coterie.testing import Processes, processes
 from tests.cluster.call_program import SHARDS, Account, NewerAccount, Vault, noted, program
@@ -24,9 +22,7 @@ if TYPE_CHECKING:
 
 TELLER = Path(__file__).with_name("call_program.py")
 CLIENTS = 20
-SLACK_S = 15.0  # beyond the deadline, for a machine that is busy: what hangs, hangs for ever
-
-pytestmark = pytest.mark.timeout(600)
+SLACK_S = 60.0  # beyond the deadline, for a machine that is busy: what hangs, hangs for ever
 
 
 @dataclass
@@ -99,7 +95,7 @@ async def until_shared(stage: Stage, runners: int) -> None:
     async def shared() -> bool:
         return len(await stage.owners()) == runners
 
-    await stage.tellers.wait_until(shared, within="60s")
+    await stage.tellers.wait_until(shared)
 
 
 async def test_rebal_03_calls_end_typed_and_run_once_at_most_while_runners_are_killed_and_frozen(
@@ -131,7 +127,7 @@ async def test_f6_a_rolling_deploy_fails_no_call(url: str, tmp_path: Path) -> No
         clients = [asyncio.create_task(steady(stage, number, over)) for number in range(CLIENTS)]
         for old in list(stage.tellers.runners):
             await stage.tellers.start(1)
-            await stage.tellers.wait_until(lambda: known(stage, 3), within="60s")
+            await stage.tellers.wait_until(lambda: known(stage, 3))
             assert await old.stop() == 0, old.tail()
         over.set()
         await asyncio.gather(*clients)
@@ -141,7 +137,7 @@ async def test_f6_a_rolling_deploy_fails_no_call(url: str, tmp_path: Path) -> No
 
 async def steady(stage: Stage, client: int, over: asyncio.Event) -> None:
     while not over.is_set():
-        await stage.call(f"account-{client}", think_s=0.01, timeout=60.0)
+        await stage.call(f"account-{client}", think_s=0.01, timeout=120.0)
 
 
 async def known(stage: Stage, runners: int) -> bool:
@@ -152,16 +148,16 @@ async def test_l3_two_versions_of_a_program_understand_each_other(url_by_day: st
     """A new parameter, method and entity type: what the old program does not know waits until it is gone."""
     async with tellers(url_by_day, tmp_path, runners=1, times=STEADY, version=2) as stage:
         (old,) = stage.tellers.runners
-        newer = stage.client.ref(NewerAccount, "a", timeout="60s")
+        newer = stage.client.ref(NewerAccount, "a", timeout="2m")
         answer = await newer.add(next(stage.numbers), shout=True)
         assert answer == answer.lower(), "the old program drops what it does not know"
         await stage.tellers.start(1, env={"TELLER_VERSION": "2"})
         await until_shared(stage, 2)
         waiting: list[Any] = [
-            asyncio.create_task(stage.client.ref(NewerAccount, f"account-{n}", timeout="60s").counted())
+            asyncio.create_task(stage.client.ref(NewerAccount, f"account-{n}", timeout="2m").counted())
             for n in range(20)
         ]
-        waiting += [asyncio.create_task(stage.client.ref(Vault, f"{n}", timeout="60s").open()) for n in range(20)]
+        waiting += [asyncio.create_task(stage.client.ref(Vault, f"{n}", timeout="2m").open()) for n in range(20)]
         assert await stage.call("a") is not None, "what it knows goes on meanwhile"
         assert await old.stop() == 0, old.tail()
         assert set(await asyncio.gather(*waiting[20:])) == {"open"}

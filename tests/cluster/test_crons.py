@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.ticks import TickRow
     from coterie.testing import Server
 
-pytestmark = pytest.mark.timeout(600)
-
 
 async def test_runners_are_killed_and_frozen_and_no_tick_is_lost_or_doubled(url: str, tmp_path: Path) -> None:
     async with belfry(url, tmp_path) as there:
@@ -113,7 +111,7 @@ async def die_at(moments: Sequence[str], url: str, folder: Path) -> None:
     async with belfry(url, folder, runners=0) as there:
         for moment in moments:
             (victim,) = await there.start(BELL_DIE=moment)
-            await there.wait_until(lambda: not victim.alive, within="60s")  # noqa: B023 used in this turn only
+            await there.wait_until(lambda: not victim.alive)  # noqa: B023 used in this turn only
             assert victim.exit_code == -9, f"{moment}: {victim.tail()}"
         await there.start()
 

@@ -14,8 +14,6 @@ from tests.cluster.seat_cluster import QUICK
 if TYPE_CHECKING:
     from tests.cluster.cli_process import Command
 
-pytestmark = pytest.mark.timeout(400)
-
 FAST = {**QUICK, "COTERIE_HTTP_LISTEN": "127.0.0.1:0"}
 """Freezing takes as long as a lease lasts: by default that is six seconds."""
 MOVED = re.compile(r"(\d+) shards moved(?: to (.*?))?; 0 messages lost, 0 doubled")

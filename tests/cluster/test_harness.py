@@ -159,7 +159,7 @@ async def test_a_wait_that_does_not_come_true_says_so(program: Path) -> None:
 
 async def until(condition: object) -> None:
     assert callable(condition)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from coterie import Cluster
 from coterie.testing import processes
 from tests.cluster.health_program import INTERVAL_S, NAME
@@ -18,8 +16,6 @@ from tests.cluster.seat_cluster import STEADY
 if TYPE_CHECKING:
     from coterie import Health, Reason
     from coterie.testing import Process
-
-pytestmark = pytest.mark.timeout(600)
 
 PROGRAM = Path(__file__).with_name("health_program.py")
 ROOT = Path(__file__).parents[2]
@@ -57,7 +53,7 @@ async def test_h1_a_body_that_hangs_is_seen_by_every_runner_and_by_clients(url_b
             seen = [seen_by(tmp_path, each).get("unready", ["?"]) for each in crew.runners]
             return not health.reasons and is_known and None not in progress and not any(seen)
 
-        await crew.wait_until(is_well, within="60s")
+        await crew.wait_until(is_well)
         assert (health.runners, health.healthy_runners, health.shards, health.singletons) == (3, 3, 100, 1)
         for told in health.facts.runners.values():
             assert told is not None
@@ -74,7 +70,7 @@ async def test_h1_a_body_that_hangs_is_seen_by_every_runner_and_by_clients(url_b
             silent_s = time.monotonic() - hung_s
             return bool(about(await client.health(), SINGLETON))
 
-        await crew.wait_until(is_named, within="60s")
+        await crew.wait_until(is_named)
         assert silent_s > INTERVAL_S, "it is not named for a pause that is allowed"
         health = await client.health()
         (reason,) = about(health, SINGLETON)
@@ -87,7 +83,7 @@ async def test_h1_a_body_that_hangs_is_seen_by_every_runner_and_by_clients(url_b
             unready = [each for each in crew.runners if SINGLETON in seen[each].get("unready", ())]
             return all(SINGLETON in each.get("whats", ()) for each in seen.values()) and unready == [leader]
 
-        await crew.wait_until(everybody_sees_it, within="60s")
+        await crew.wait_until(everybody_sees_it)
 
         frozen = next(each for each in crew.runners if each is not leader)
         await frozen.freeze()
@@ -97,7 +93,7 @@ async def test_h1_a_body_that_hangs_is_seen_by_every_runner_and_by_clients(url_b
             health = await client.health()
             return bool(about(health, f"runner {frozen.name}"))
 
-        await crew.wait_until(is_silent, within="5s")
+        await crew.wait_until(is_silent)
         (silent,) = about(health, f"runner {frozen.name}")
         assert (silent.status, silent.problem) == ("degraded", "it does not answer")
         assert health.entities is None
@@ -105,5 +101,5 @@ async def test_h1_a_body_that_hangs_is_seen_by_every_runner_and_by_clients(url_b
         await frozen.thaw()
 
         (tmp_path / "hang").unlink()
-        await client.singletons.resign(NAME, timeout="60s")
-        await crew.wait_until(is_well, within="60s")
+        await client.singletons.resign(NAME, timeout="2m")
+        await crew.wait_until(is_well)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from coterie.testing import Processes
 
-pytestmark = pytest.mark.timeout(600)
-
 ORDERS = Path(__file__).with_name("order_program.py")
 ROOT = ORDERS.parent.parent.parent
 
@@ -53,7 +51,7 @@ async def die_at(moments: Sequence[str], url: str, folder: Path) -> None:
 
 async def dies(cluster: Processes, victim: Process, moment: str) -> None:
     """Wait until a process has died by its own hand."""
-    await cluster.wait_until(lambda: not victim.alive, within="60s")
+    await cluster.wait_until(lambda: not victim.alive)
     assert victim.exit_code == -9, f"{moment}: {victim.tail()}"
 
 

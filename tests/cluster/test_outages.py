@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coterie.testing.database import Way
     from tests.cluster.seat_cluster import Stage
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.postgres
 
 
 async def test_m1_a_server_that_crashes_and_a_session_that_falls_silent_move_no_seat(

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 MINUTES = 2
 
-pytestmark = pytest.mark.timeout(600)
-
 
 async def test_a_killed_runner_is_replaced_at_once_by_two_witnesses(url: str, tmp_path: Path) -> None:
     """INV-F5, M2: its lease would still run for seconds."""
@@ -45,7 +43,7 @@ async def test_incident_9_runners_of_one_name_are_strangers_also_after_a_restart
     url_by_day: str, tmp_path: Path
 ) -> None:
     """[0.2]: identity is the incarnation."""
-    async with holders(url_by_day, tmp_path, HOLDER_CALLED="the-same") as stage:
+    async with holders(url_by_day, tmp_path, times=STEADY, HOLDER_CALLED="the-same") as stage:
         ids = {event.incarnation for event in stage.journals.of("granted")}
         assert len(ids) == 3
         again = stage.runners[0]
@@ -73,22 +71,22 @@ async def test_b2_a_frozen_runner_is_replaced_and_its_late_writes_are_refused(ur
 
 async def test_a_pause_shorter_than_trust_costs_no_seat(url_by_day: str, tmp_path: Path) -> None:
     """P1, P2: the lease is kept in a thread, so the same goes for a blocked loop, whose stack is logged."""
-    async with holders(url_by_day, tmp_path, times=STEADY, HOLDER_BLOCK_S="1.5") as stage:
+    async with holders(url_by_day, tmp_path, times=STEADY, HOLDER_BLOCK_S="3") as stage:
         before = held(stage)
         frozen, blocked, _ = stage.runners
         await frozen.freeze()
         blocked.send(signal.SIGUSR1)
         await asyncio.sleep(0.5)
         await frozen.thaw()
-        await stage.wait_until(lambda: said([blocked], "the event loop has been blocked for 1."))
+        await stage.wait_until(lambda: said([blocked], "the event loop has been blocked for "))
         await stage.writing()
         assert held(stage) == before
-        assert said([blocked], "time.sleep(BLOCK_S)")
+        assert said([blocked], "blocks the loop")
 
 
 async def test_b2_a_loop_that_is_blocked_too_long_is_replaced(url_by_day: str, tmp_path: Path) -> None:
     """M16: the keeper evicts itself; the loop's late writes are refused."""
-    async with holders(url_by_day, tmp_path, HOLDER_BLOCK_S="5") as stage:
+    async with holders(url_by_day, tmp_path, HOLDER_BLOCK_S="300") as stage:
         victim = stage.runners[0]
         victim.send(signal.SIGUSR1)
         await stage.wait_until(lambda: stage.journals.of("blocked"))
@@ -96,6 +94,7 @@ async def test_b2_a_loop_that_is_blocked_too_long_is_replaced(url_by_day: str, t
         await stage.settled(among=others(stage, victim))
         replaced_ns = now_ns()
         assert not stage.journals.of("lost", runner=victim.name), "its loop turned: the test shows nothing"
+        (stage.cluster.directory / "unblock").touch()
         assert await comes_back(stage, victim, since_ns=blocked_ns)
         assert said([victim], "the event loop was blocked for")
         assert not stage.late_of(victim, since_ns=replaced_ns)
@@ -104,7 +103,7 @@ async def test_b2_a_loop_that_is_blocked_too_long_is_replaced(url_by_day: str, t
 
 async def test_f6_a_runner_that_is_asked_to_leave_hands_over_and_exits_with_0(url: str, tmp_path: Path) -> None:
     """INV-L1."""
-    async with holders(url, tmp_path) as stage:
+    async with holders(url, tmp_path, times=STEADY) as stage:
         leaver = stage.runners[0]
         seats = stage.journals.held_by(leaver.name)
         at_ns = now_ns()
@@ -122,8 +121,8 @@ async def test_f6_a_runner_that_is_asked_to_leave_hands_over_and_exits_with_0(ur
 
 async def test_a_storm_of_signals_ends_everybody_and_loses_nothing(url_by_day: str, tmp_path: Path) -> None:
     """Incident 20: several leave at once, one of them is asked twice, others join at the same instant."""
-    async with holders(url_by_day, tmp_path, runners=2) as stage:
-        await stage.cluster.start(env={"HOLDER_DRAIN_S": "15"})
+    async with holders(url_by_day, tmp_path, runners=2, times=STEADY) as stage:
+        await stage.cluster.start(env={"HOLDER_DRAIN_S": "600", "COTERIE_DRAIN": "10m"})
         await stage.settled()
         *first, slow = stage.runners
         joining = stage.cluster.start(2)
@@ -132,7 +131,7 @@ async def test_a_storm_of_signals_ends_everybody_and_loses_nothing(url_by_day: s
         await joining
         await stage.wait_until(lambda: stage.journals.of("draining", runner=slow.name))
         await stage.wait_until(lambda: "seats released" in slow.tail())  # a second later: sooner, two signals are one
-        codes = [*[await each for each in leaving], await slow.stop(within="10s")]
+        codes = [*[await each for each in leaving], await slow.stop()]
         assert codes == [0, 0, 128 + signal.SIGTERM], stage.cluster.report()
         await stage.settled()
         await stage.writing()
@@ -198,7 +197,6 @@ async def test_incidents_5_and_21_a_runner_with_other_settings_refuses_to_join(u
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 async def test_gap_02_kills_and_freezes_at_random_for_minutes(url: str, tmp_path: Path) -> None:
     chance = random.Random(2)
     over = time.monotonic() + MINUTES * 60

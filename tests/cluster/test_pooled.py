@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.postgres
 
 TIMES = {**QUICK, "COTERIE_LEASE_TTL": "4s"}
 """A call has a third of it, and takes more round trips here."""

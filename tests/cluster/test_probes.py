@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
     from coterie.testing import Processes
 
-pytestmark = pytest.mark.timeout(600)
-
 PROBED = Path(__file__).with_name("probe_program.py")
 FAILING_TASK = Path(__file__).with_name("failing_task_program.py")
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """More than any answer takes, on however busy a machine."""
 SOON_S = 1.0
 """Whoever has not answered by then may be frozen or blocked."""
-BLOCK_S = 4.0
 WELL = {"live": 200, "startup": 200, "ready": 200}
 UNREADY = WELL | {"ready": 503}
 
@@ -80,7 +77,7 @@ async def says(cluster: Processes, process: Process, wanted: dict[str, int], *, 
     async def said() -> bool:
         return await probes(process, within_s=within_s) == wanted
 
-    await cluster.wait_until(said, within="60s")
+    await cluster.wait_until(said)
 
 
 @pytest.fixture
@@ -130,7 +127,7 @@ async def names(cluster: Processes, process: Process, host: Process) -> None:
 
 async def test_b2_a_runner_that_freezes_or_blocks_does_not_answer_and_comes_back(sqlite_url: str) -> None:
     """L4: liveness is that the loop turns. The other one stays as it is."""
-    async with probed(sqlite_url, runners=2, times=QUICK, PROBED_BLOCK_S=str(BLOCK_S)) as cluster:
+    async with probed(sqlite_url, runners=2, times=QUICK) as cluster:
         victim, other = cluster.runners
         await victim.freeze()
         assert await probes(victim, within_s=SOON_S) == {}
@@ -142,6 +139,7 @@ async def test_b2_a_runner_that_freezes_or_blocks_does_not_answer_and_comes_back
         victim.send(signal.SIGUSR1)
         await says(cluster, victim, {}, within_s=SOON_S)
         await says(cluster, other, WELL)
+        (cluster.directory / "unblock").touch()
         await says(cluster, victim, WELL)
 
 
@@ -219,7 +217,7 @@ async def test_the_default_port_moves_and_a_chosen_one_is_refused(sqlite_url: st
             env=cluster.environment("third", None) | {"COTERIE_HTTP_LISTEN": taken},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 1
         assert f"http_listen is {taken}: this port is taken" in done.stderr
@@ -233,7 +231,7 @@ async def test_schemathesis_finds_nothing(sqlite_url: str, tmp_path: Path) -> No
         endless = ["--exclude-path", "/api/stream"]  # has tests of its own: tests/unit/web/test_feed.py
         command = [tool, "run", f"{url}/openapi.json", "--url", f"{url}", *endless]
         options = ["--max-examples", "20", "--seed", "1", "--no-color", "--generation-database", "none"]
-        done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"Tested: {len(document('')['paths']) - 2}" in done.stdout, "all but the document itself and the stream"
         assert await probes(cluster.runners[0]) == WELL

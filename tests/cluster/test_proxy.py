@@ -61,7 +61,7 @@ def proxy(echo: Echo) -> Iterator[Proxy]:
 
 @contextmanager
 def client(proxy: Proxy) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=120) as connection:
         yield connection
 
 
@@ -80,7 +80,7 @@ def silent(connection: socket.socket, *, for_s: float = 0.05) -> bool:
     except TimeoutError:
         return True
     finally:
-        connection.settimeout(10)
+        connection.settimeout(120)
 
 
 def test_a_cut_holds_everything_back_and_heals(proxy: Proxy, echo: Echo) -> None:
@@ -125,7 +125,7 @@ def test_a_server_does_not_learn_that_a_client_died_behind_a_cut(proxy: Proxy, e
     time.sleep(0.05)
     assert echo.ended == 0
     proxy.heal()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while echo.ended == 0:
         assert time.monotonic() < deadline, "it never learns"
         time.sleep(0.005)

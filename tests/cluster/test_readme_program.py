@@ -14,8 +14,6 @@ import pytest
 from coterie.testing.processes import children
 from tests.cluster.cli_process import command
 
-pytestmark = pytest.mark.timeout(600)
-
 README = Path(__file__).parents[2] / "README.md"
 _PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -28,7 +26,7 @@ def by_hand(folder: Path, env: dict[str, str]) -> str:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

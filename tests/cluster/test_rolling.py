@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.cluster.bank_cluster import Branch, bank
 from tests.cluster.seat_cluster import STEADY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(600)
+    import pytest
 
-STEADILY = {"BANK_TIMEOUT_S": "60", "BANK_HOW": "awaited sent"}
+STEADILY = {"BANK_TIMEOUT_S": "120", "BANK_HOW": "awaited sent"}
 
 
 async def test_f6_a_rolling_restart_of_all_runners_loses_doubles_and_fails_nothing(

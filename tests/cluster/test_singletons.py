@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from coterie.testing import Server
     from tests.cluster.leader_cluster import Befall
 
-pytestmark = pytest.mark.timeout(600)
-
 
 async def befalls(*what: Befall, url: str, folder: Path, times: Mapping[str, str] = QUICK) -> None:
     async with crew(url, folder, times=times) as there:

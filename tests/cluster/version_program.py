@@ -108,7 +108,7 @@ async def call(numbers: list[int]) -> None:
     async with cluster.connect():
         for account in ACCOUNTS:
             for number in numbers:
-                await cluster.ref(Account, account, timeout=60.0).add(number, next_of(account))
+                await cluster.ref(Account, account, timeout=120.0).add(number, next_of(account))
     note("called", code=str(Path(coterie.__file__).parent))
 
 

@@ -68,7 +68,7 @@ class Flowing:
 
     async def dies(self, victim: Process, moment: str) -> None:
         """Wait until a process has died by its own hand."""
-        await self.wait_until(lambda: not victim.alive, within="60s")
+        await self.wait_until(lambda: not victim.alive)
         assert victim.exit_code == -9, f"{moment}: {victim.tail()}"
         self.dead.add(victim.pid)
 
@@ -115,7 +115,7 @@ class Flowing:
                 found.extend([loaded] if loaded else [])
             return bool(found)
 
-        await self.wait_until(is_held, within="60s")
+        await self.wait_until(is_held)
         return found[0]
 
     async def require_gone(self, runs: Iterable[str]) -> None:
@@ -133,7 +133,7 @@ class Flowing:
             infos = await self.client.workflows.list(status="suspended", limit=1000)
             return expected <= {each.id for each in infos if each.wake_at is not None and each.wake_at < now}
 
-        await self.wait_until(are_due, within="60s")
+        await self.wait_until(are_due)
 
     async def finish(self, runs: Iterable[str] | None = None, *, within: str = "120s") -> None:
         """Wait for the results of runs, all if none are named."""

@@ -196,9 +196,13 @@ async def _told(sql: Transaction) -> list[str]:
     return told
 
 
+UNHURRIED = {"call_timeout": "2m", "transaction_limit": "1m"}
+"""Limits that nothing reaches, on however busy a machine."""
+
+
 def shops(url: str, **settings: Any) -> Cluster:
     """A cluster that knows them."""
-    cluster = Cluster(url, shards=2, **{"retry": Retry(2, base="10ms"), "call_timeout": "30s", **settings})
+    cluster = Cluster(url, shards=2, **{**UNHURRIED, "retry": Retry(2, base="10ms"), **settings})
     for known in (Shop, Audit, Clerk):
         cluster.entity(known)
     return cluster
@@ -209,7 +213,7 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Cluster]:
     """A runner that holds all shards, and the table."""
     cluster = shops(url, **settings)
     async with cluster:
-        await cluster.ready(timeout="30s")
+        await cluster.ready(timeout="2m")
         await cluster.ref(Shop, "owner").open()
         yield cluster
 
@@ -221,7 +225,7 @@ async def books(cluster: Cluster, shop: str = "a") -> tuple[int, list[int]]:
 
 async def audited(cluster: Cluster) -> list[int]:
     """The numbers that were sent, once all messages have been run."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await cluster.messages.list(status="pending"):
             await asyncio.sleep(0.01)
     return await cluster.ref(Audit, "all").numbers()

@@ -87,7 +87,7 @@ async def start(place: str) -> AsyncIterator[Start]:
             for cluster in (here, there):
                 cluster.entity(Patient)
             await stack.enter_async_context(here)
-            await here.ready(timeout="30s")
+            await here.ready(timeout="2m")
             if place == "sqlite://":
                 return here, here
             await stack.enter_async_context(there.connect())
@@ -97,7 +97,7 @@ async def start(place: str) -> AsyncIterator[Start]:
 
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not await condition():
             await asyncio.sleep(0.005)
 
@@ -198,7 +198,7 @@ async def test_a_message_can_be_taken_back_until_it_begins(start: Start) -> None
         assert (shown.status, shown.key) == ("done", None)
         assert shown.failure == f"message {later} was cancelled before it ran"
     running = await client.send(alice.wait())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await world.began.wait()
     behind = await client.send(alice.visit(2))
     assert await client.cancel(running) is False, "it has begun"

@@ -374,7 +374,7 @@ async def test_under_hand_overs_all_the_time_every_message_is_applied_once(
                 assert await storage.messages.commit(write) == "fenced"
         begun.set()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await due_ids(storage, most=1):
             session, runner = (a, A) if len(workers) % 2 else (b, B)
             claim, begun = await take(session, runner), asyncio.Event()

@@ -82,7 +82,7 @@ async def test_eight_processes_that_ask_first_at_once_get_one_value_m4(url: str)
             process.stdin.write("\n")
             process.stdin.flush()
         for process in started:
-            found.append(process.communicate(timeout=30)[0].strip())
+            found.append(process.communicate(timeout=120)[0].strip())
     finally:
         for process in started:
             process.kill()

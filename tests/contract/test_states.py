@@ -208,7 +208,7 @@ async def test_under_hand_overs_all_the_time_every_acknowledged_save_is_seen_by_
         while len(chain) < seen + 3 and not writers[-1].done():
             await asyncio.sleep(0)
         assert await session.release(S1, claim.epoch)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await asyncio.gather(*writers)
     last = await take(a, A)
     assert await storage.states.load(last, "k") == StateLoaded(b"." * len(chain), len(chain))

@@ -126,7 +126,7 @@ class Program:
     async def result(self, number: int) -> int | None:
         """What a run has returned; None: there is none."""
         try:
-            return await self.cluster.workflow_handle(self.fulfil, f"{number}").result(timeout="20s")
+            return await self.cluster.workflow_handle(self.fulfil, f"{number}").result(timeout="2m")
         except WorkflowNotFound:
             return None
 
@@ -141,7 +141,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @asynccontextmanager
 async def running(place: str) -> AsyncIterator[Program]:
     program = Program(place)
-    async with asyncio.timeout(60), program.cluster:
+    async with asyncio.timeout(120), program.cluster:
         await program.shop.create()
         yield program
 

@@ -56,7 +56,7 @@ OTHERS = {
     "Cluster": {"result", "broadcast", "poll_storage", "health", "shards", "ready", "start", "stop"},
 }
 """Those that write nothing, or begin and end a runner."""
-PROMPTLY_S = 60.0
+PROMPTLY_S = 120.0
 
 
 class Asked(Entity):
@@ -145,7 +145,7 @@ async def nothing() -> None:
 async def refusal(verb: Awaitable[Any]) -> str:
     """How a verb was refused; what else came of it, if it was not."""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             return f"it returned {await verb!r}"
     except RuntimeError as error:
         return str(error)

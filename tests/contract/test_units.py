@@ -309,7 +309,7 @@ class TestStep:
                 if position == 5:
                     under_way.set()
 
-        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
             tasks.create_task(go_on())
             await under_way.wait()
             await evict(runner_b, A)
@@ -477,7 +477,7 @@ class TestParent:
         for number in range(15):
             parent = await start_unit(storage, f"p{number}", seat=S2)
             child = await start_unit(storage, f"c{number}", parent=parent.unit, waited_as="w")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 end, told = await asyncio.gather(
                     end_unit(storage, claim, child.unit, outcome=b"o"),
                     storage.units.suspend(other, parent.unit, waits=["w"], wake_s=None),
@@ -543,7 +543,7 @@ class TestOpen:
 
     async def test_two_that_open_it_at_once_have_the_same(self, storage: Storage, runner_a: Ownership) -> None:
         claim = await grant(runner_a, A, LEADER)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             found = await asyncio.gather(*(open_unit(storage, claim) for _ in range(5)))
         assert len({each.row.started_at for each in found}) == 1
 
@@ -627,7 +627,7 @@ class TestTake:
         await suspend_unit(storage, claim, U, wake_s=0.3)
         due_at = (await stored_unit(storage, U)).wake_at
         assert due_at is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not (found := await take_units(storage, claim)).rows:
                 assert found.wake_at == due_at
                 assert found.now < due_at
@@ -775,7 +775,7 @@ class TestSuspend:
         tolds: set[str] = set()
         for number in range(30):
             unit = (await start_unit(storage, str(number))).unit
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 told, answer = await asyncio.gather(
                     storage.units.suspend(claim, unit, waits=["x", "paid"], wake_s=None),
                     storage.units.resolve(unit, "paid", value=b"v", error=None),
@@ -790,7 +790,7 @@ class TestSuspend:
         claim = await grant(runner_a)
         for number in range(15):
             unit = (await start_unit(storage, str(number))).unit
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 told, row = await asyncio.gather(
                     storage.units.suspend(claim, unit, waits=["x"], wake_s=None), storage.units.interrupt(unit)
                 )

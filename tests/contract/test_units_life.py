@@ -103,7 +103,7 @@ class TestStart:
         assert await stored_unit(storage, U) == before
 
     async def test_of_many_at_once_one_starts(self, storage: Storage) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             tolds = await asyncio.gather(
                 *(
                     storage.units.start(new_start(payload=str(n).encode(), digest=str(n % 2).encode()))
@@ -214,7 +214,7 @@ class TestResolve:
     async def test_of_many_at_once_one_counts(self, storage: Storage, runner_a: Ownership) -> None:
         claim, _ = await grant(runner_a), await start_unit(storage)
         await suspend_unit(storage, claim, U)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             tolds = await asyncio.gather(*(resolve(storage, U, value=str(n).encode()) for n in range(10)))
         assert sorted(tolds) == ["already"] * 9 + ["resolved"]
         (row,) = (await load_unit(storage, claim, U)).deferreds
@@ -469,7 +469,7 @@ class TestPurge:
             if number % 2:
                 await end_unit(storage, claim, unit)
         abandoned = [(await open_unit(storage, leader, str(number))).row.unit for number in range(6)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             tolds = await asyncio.gather(*(self.purged(storage, most=4) for _ in range(5)))
             tolds.append(await self.purged(storage))
         assert sorted(unit for told in tolds for unit in told) == sorted(abandoned), "each is told once"

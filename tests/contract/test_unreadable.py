@@ -328,7 +328,7 @@ async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: 
     async with app.connect():  # which makes the tables
         pass
     await _plant(hand)
-    async with asyncio.timeout(60), app:
+    async with asyncio.timeout(120), app:
         await app.ready()
         runner: Any = app._acting()
         assert sorted(runner.seats) == ["shard:default:0", "shard:default:1"]

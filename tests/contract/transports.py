@@ -89,7 +89,7 @@ class Runner:
     def connections(self) -> list[Connection]:
         return [one for one in self.transport._known.everyone if not one.is_lost]
 
-    def request(self, to: Runner, route: int, body: bytes, *, within_s: float = 20.0) -> Any:
+    def request(self, to: Runner, route: int, body: bytes, *, within_s: float = 120.0) -> Any:
         return self.transport.request(to.peer, route, body, within_s=within_s)
 
 
@@ -266,7 +266,7 @@ async def _play(make: Callable[[], World], scenario: Scenario) -> None:
         await world.close()
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], *, within_s: float = 120.0) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(within_s):
         while not condition():

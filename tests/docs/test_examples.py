@@ -30,7 +30,7 @@ PROGRAMS = [
 def run(arguments: Sequence[str | Path], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")} | more
     line = [sys.executable, "-W", "error", *arguments]
-    return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
+    return subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -56,7 +56,6 @@ def command(example: Path) -> list[str | Path]:
     return [*(["-m", "pytest", "-q", "-p", "no:cacheprovider"] if is_test else []), example]
 
 
-@pytest.mark.timeout(300)
 def test_the_examples_run(tmp_path: Path) -> None:
     """All at once: each has processes of its own, and mostly waits for what these do."""
 

@@ -33,7 +33,7 @@ def test_what_uv_cannot_install_pip_does(tmp_path: Path, uv_ends_with: int) -> N
         env={"PATH": os.environ["PATH"], "UV_ENDS_WITH": str(uv_ends_with)},
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     said = (tmp_path / "said").read_text()
     assert "certs=1 -m uv pip install --quiet --python .venv/bin/python -r requirements/run.txt\n" in said

@@ -48,7 +48,6 @@ async def test_no_order_with_a_session_lost_anywhere_breaks_a_promise(
     _require_well(count, allows=PAIRS[name].allows)
 
 
-@pytest.mark.timeout(300)  # all pairs at once
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 @pytest.mark.parametrize("seldom", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["often", "seldom"])
 async def test_the_isolation_level_of_the_database_does_not_matter(

@@ -13,7 +13,6 @@ RARE = {"lease checked without a lock", "hook before the fence", "unanswered sav
 LONG = RARE | {name for room in SAMPLED for name, *_ in room.PLANTED if name not in room.SAMPLE}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "plant",
     [pytest.param(plant, id=plant.name, marks=[pytest.mark.nightly] * (plant.name in LONG)) for plant in PLANTS],

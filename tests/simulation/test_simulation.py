@@ -527,7 +527,6 @@ for workload in kv, fenced:
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_seed_replays_in_other_processes_whatever_their_hash_seed() -> None:
     first, other = (
         subprocess.run(

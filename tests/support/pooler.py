@@ -27,7 +27,7 @@ _CANCEL = 80877102
 _ANSWERED = {b"Q", b"S", b"F"}  # of what a client sends: each is answered by one ReadyForQuery
 _READY, _KEY, _GOODBYE = b"Z", b"K", b"X"
 _IDLE = b"I"  # outside of a transaction
-_VERB_S = 10.0
+_VERB_S = 120.0
 
 
 class Pooler:

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,7 +14,6 @@ HERE = Path(__file__).parent
 FILES = [str(HERE / name) for name in ("passes.py", "fails.py")]
 
 # Checkers take seconds, and many of them where other tests run beside.
-pytestmark = pytest.mark.timeout(300)
 
 
 def verdict(*command: str, files: Sequence[str] = FILES) -> str:

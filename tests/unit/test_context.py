@@ -121,6 +121,6 @@ def test_a_thread_sees_no_context_but_may_open_its_own() -> None:
     with within_cluster(runner_id="main"):
         thread = threading.Thread(target=body)
         thread.start()
-        thread.join(10)
+        thread.join(120)
         assert current().runner_id == "main"
     assert seen == ["cluster_context_required", "thread"]

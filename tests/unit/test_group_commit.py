@@ -169,7 +169,7 @@ async def test_stopping_during_a_rerun_tells_those_who_were_not_run_again() -> N
     while not writer.reruns:
         await asyncio.sleep(0)
     await writer.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [getattr(result, "outcome", None) for result in results] == ["unknown"] * 4
 
@@ -238,7 +238,7 @@ async def test_a_turn_that_never_came_is_told_to_those_it_began_with_and_nobody_
         others.append(asyncio.create_task(writer.write(put("c"))))
         await turns()
         lets[1].set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             assert await asyncio.gather(*others) == ["b", "c"]
     assert [[write.key for write in group if isinstance(write, KvPut)] for group in groups] == [["a"], ["b", "c"]]
 
@@ -265,7 +265,7 @@ async def test_stopping_tells_those_who_joined_late_too(joins: str) -> None:
     if joins == "before":
         began[0].close()
     await writer.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         results = await asyncio.gather(*tasks, return_exceptions=True)
     outcomes = [getattr(result, "outcome", None) for result in results]
     assert outcomes == ["unknown", "unknown" if joins == "before" else "unreachable"]
@@ -303,7 +303,7 @@ def chaos_ends() -> Iterator[None]:
 async def test_an_error_in_the_fold_leaves_nobody_waiting_and_the_next_write_is_committed(error: Exception) -> None:
     """Struck where it waits for work: what has queued is committed by the next one."""
     chaos.install(Failure(error))
-    async with writing(Engine()) as writer, asyncio.timeout(30):
+    async with writing(Engine()) as writer, asyncio.timeout(120):
         await turns()
         first, second = writer.submit(put("a")), writer.submit(put("b"))
         assert (await first, await second) == ("A", "B")
@@ -315,7 +315,7 @@ async def test_a_fold_that_begins_again_while_somebody_commits_in_its_own_task_w
     engine, failure = Engine(), Failure()
     chaos.install(failure)
     engine.open.clear()
-    async with writing(engine) as writer, asyncio.timeout(30):
+    async with writing(engine) as writer, asyncio.timeout(120):
         await turns()
         lent = asyncio.create_task(writer.write_here(put("a")))
         await turns()

@@ -23,7 +23,7 @@ from coterie.main import Signals
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMIT_S = 30.0  # for what takes a fraction of a second on an idle machine
+LIMIT_S = 120.0  # for what takes a fraction of a second on an idle machine
 
 HEAD = """
 import asyncio, os, signal, sys, time

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)

@@ -250,7 +250,7 @@ def failures_of(task: str) -> float:
 
 
 async def soon(work: Awaitable[object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await work
 
 

@@ -14,7 +14,7 @@ from coterie.kernel.service import Tasks
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 
 
 async def soon(work: Coroutine[object, object, object]) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from coterie.testing.processes import children, end, halt, launch
+from coterie.testing.proxy import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -85,7 +86,7 @@ _OPTIONS = {
     "log_min_messages": "warning",
 }
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-_READY_S = 30.0
+_READY_S = 120.0
 
 
 class Server:
@@ -185,7 +186,7 @@ class Server:
     def _initdb(self) -> None:
         flags = ["initdb", "-N", "--no-locale", "-E", "UTF8", "-A", "trust", "-U", "postgres", "-D"]
         process = self._launch([*flags, str(self.data)], output=subprocess.PIPE)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=_READY_S)
         if process.returncode != 0:
             raise RuntimeError(f"initdb of {self._binaries} failed:\n{output.decode()}")
 
@@ -229,24 +230,16 @@ def run_aside(work: Coroutine[Any, Any, Any]) -> Any:
         return aside.submit(asyncio.run, work).result()
 
 
-def free_port() -> int:
-    """A loopback port that is free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 async def _execute(url: str, statements: tuple[str, ...]) -> list[Any]:
     import asyncpg
 
-    connection = await asyncpg.connect(url, timeout=10, ssl=False, statement_cache_size=0)
+    connection = await asyncpg.connect(url, timeout=_READY_S, ssl=False, statement_cache_size=0)
     rows: list[Any] = []
     try:
         for statement in statements:
             rows = await connection.fetch(statement)
     finally:
-        await connection.close(timeout=5)
+        await connection.close(timeout=_READY_S)
     return rows
 
 

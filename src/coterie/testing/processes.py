@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coterie.testing.database import Way
 
 
-GONE_S = 20.0
+GONE_S = 60.0
 """How long a process may take to exit; then it is killed."""
 
 # Drops root, has the kernel send a signal when the test run dies, and executes the program. A process of its own
@@ -108,7 +108,7 @@ def left_behind(session: int, *, folder: Path) -> list[int]:
     return found
 
 
-def halt(pid: int, *, within_s: float = 10.0) -> None:
+def halt(pid: int, *, within_s: float = 60.0) -> None:
     """Stop a process by SIGSTOP; return when none of its threads runs any more (Linux)."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + within_s
@@ -126,7 +126,7 @@ def _processes(place: str = "/proc") -> Iterator[tuple[int, list[str]]]:
 
 
 POLL_S = 0.01
-_READY_S = 30.0
+_READY_S = 120.0
 _TAIL = 20
 """Lines of each log that a failing test shows."""
 
@@ -193,7 +193,7 @@ class Process:
         end(self._started, signal.SIGKILL)
         return _done()
 
-    def stop(self, *, within: Duration = "30s") -> Awaitable[int]:
+    def stop(self, *, within: Duration = "2m") -> Awaitable[int]:
         """Ask it by SIGTERM to stop gracefully; returns its exit code when it has exited."""
         self.send(signal.SIGTERM)
         return self._cluster.spawn(self._gone(to_seconds(within, what="within")), name=f"stop of {self.name}")
@@ -309,7 +309,7 @@ class Processes:
         self.runners += new
         return asyncio.gather(*(process.start() for process in new))
 
-    async def wait_until(self, condition: Callable[[], object], *, within: Duration = "30s") -> None:
+    async def wait_until(self, condition: Callable[[], object], *, within: Duration = "2m") -> None:
         """Wait until a condition (a plain or a coroutine function) holds, at most `within`."""
         limit_s = to_seconds(within, what="within")
         deadline = time.monotonic() + limit_s

@@ -7,10 +7,12 @@ of a connection: a server does not notice that a process died behind a cut.
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.service import Tasks
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _WAYS: tuple[Way, ...] = ("requests", "replies")
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of 0: closing sends RST instead of FIN
 _CHUNK_BYTES = 65536
-_VERB_S = 10.0
+_VERB_S = 120.0
 
 
 class Proxy:
@@ -89,7 +91,7 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(_VERB_S)
 
     async def _listen(self) -> None:
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port or free_port())
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def _shut(self) -> None:
@@ -189,3 +191,28 @@ class _Link:
         if delay_s:
             await asyncio.sleep(delay_s)
         await self.open[way].wait()
+
+
+def free_port() -> int:
+    """A loopback port that is free just now, and that no outgoing connection of this machine is given meanwhile.
+
+    Those have ports of the ephemeral range: one of them may take a port of it before its server is started, or while
+    the server restarts; a client that tries to reach a server that is down may even connect to itself.
+    """
+    for _ in range(1000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(_LOWEST_PORT, _ephemeral_from())))
+            port: int = probe.getsockname()[1]
+            return port
+    raise OSError("no port is free below the ephemeral range")
+
+
+_LOWEST_PORT = 10_000
+
+
+def _ephemeral_from() -> int:
+    """The first port that the system gives to outgoing connections."""
+    with suppress(OSError):
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        return max(lowest, _LOWEST_PORT + 10_000)
+    return 32_768

@@ -80,7 +80,7 @@ def define_gated(cluster: Cluster, bell: Bell, **options: Any) -> None:
 
 async def made(cluster: Cluster, name: str) -> TickInfo:
     """A cron that was triggered, when it is over."""
-    return await cluster.crons.wait(await cluster.crons.trigger(name), timeout="20s")
+    return await cluster.crons.wait(await cluster.crons.trigger(name), timeout="2m")
 
 
 async def test_cron_01_s3_each_second_has_one_run_in_the_whole_cluster(url: str) -> None:
@@ -98,7 +98,7 @@ async def test_cron_01_s3_each_second_has_one_run_in_the_whole_cluster(url: str)
     anna, bert = runners
     async with anna, bert:
         await until(lambda: len(ran) >= 6)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(ticks := [each for each in await bert.crons.history("x") if each.outcome]) < 3:
                 await asyncio.sleep(0.02)
         assert {(each.outcome, each.attempt, each.count) for each in ticks} == {("ran", 2, 1)}
@@ -129,14 +129,14 @@ async def test_c7_what_people_do_about_crons(url: str) -> None:
             del tick
 
     async with anna, client.connect():
-        await anna.ready(timeout="20s")
+        await anna.ready(timeout="2m")
         await until(lambda: len(anna._acting().seats) == len(HOSTILE) + 1)  # type: ignore[attr-defined] # of runners
         for name in HOSTILE:
-            first = await client.crons.wait(await client.crons.trigger(name), timeout="20s")
+            first = await client.crons.wait(await client.crons.trigger(name), timeout="2m")
             assert (first.cron, first.outcome, first.matches_schedule) == (name, "ran", False)
             assert await client.crons.pause(name)
             assert not await client.crons.pause(name)
-            second = await client.crons.wait(await client.crons.trigger(name, at=first.scheduled_at), timeout="20s")
+            second = await client.crons.wait(await client.crons.trigger(name, at=first.scheduled_at), timeout="2m")
             assert second.number == first.number + 1
             assert (await client.crons.get(name)).paused_at is not None
             assert await client.crons.resume(name)
@@ -158,18 +158,18 @@ async def test_c2_m9_what_an_evicted_runner_had_begun_is_ended_by_another_and_no
     for cluster in (anna, bert):
         define_gated(cluster, bell)
     async with client.connect(), anna:
-        await anna.ready(timeout="20s")
+        await anna.ready(timeout="2m")
         assert (await made(client, "table")).outcome == "ran"
         triggered = await client.crons.trigger("x")
         await until(lambda: bell.began == [("anna", 1)])
         starts = asyncio.create_task(bert.start())
         await evict(url, anna)
         await starts
-        ended = await client.crons.wait(triggered, timeout="20s")
+        ended = await client.crons.wait(triggered, timeout="2m")
         assert (ended.outcome, ended.attempt) == ("ran", 2)
         assert (ended.note, ended.done) == ("rung", 1)
         await until(lambda: bell.cancelled == ["anna"])
-        await anna.ready(timeout="20s")  # in its next life: nobody cancels any more
+        await anna.ready(timeout="2m")  # in its next life: nobody cancels any more
         bell.gate.set()
         await until(lambda: len(bell.ended) == 2)
         assert bell.refused == {"anna": ["kv", "transaction", "verify"]}
@@ -194,7 +194,7 @@ async def test_a_runner_that_leaves_lets_its_run_end_and_hands_the_cron_over(url
         await until(lambda: first.is_shutting_down)
         bell.gate.set()
         await stops
-        ended = await client.crons.wait(triggered, timeout="20s")
+        ended = await client.crons.wait(triggered, timeout="2m")
         assert (ended.outcome, ended.attempt, ended.runner) == ("ran", 1, first.settings.runner_name)
         other = await made(client, "x")
         assert other.runner != ended.runner

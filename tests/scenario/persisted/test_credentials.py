@@ -104,7 +104,7 @@ async def test_a_dead_runner_with_another_secret_refuses_nobody(url: str) -> Non
     life = anna._acting()._life  # type: ignore[attr-defined]
     await life.stop()  # without a farewell: the row is there, its session is not
     try:
-        async with asyncio.timeout(30), runner(url, "bob", secret=NEW):
+        async with asyncio.timeout(120), runner(url, "bob", secret=NEW):
             pass
     finally:
         await anna.stop()

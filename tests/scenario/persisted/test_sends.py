@@ -223,7 +223,7 @@ async def test_gap_16_when_the_commit_fails_nobody_sees_success(url: str) -> Non
 async def test_d5_a_message_runs_when_it_is_due_and_never_before(url: str) -> None:
     notes.gates["a"].set()
     async with shop(url) as cluster:
-        await cluster.ready(timeout="30s")  # what is sent before its seat is held is left to a sweep, which may be late
+        await cluster.ready(timeout="2m")  # what is sent before its seat is held is left to a sweep, which may be late
         account = cluster.ref(Account, "a")
         sent = {
             await cluster.send(account.wait(3), delay="600ms"): 3,

@@ -151,7 +151,7 @@ async def test_what_is_waited_for_longer_than_a_database_counts_is_waited_for(wh
 
     async with cluster:
         run = await cluster.start_workflow(work, None, id="1")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while await run.status() != "suspended":
                 await asyncio.sleep(0.01)
         (told,) = await cluster.workflows.list()

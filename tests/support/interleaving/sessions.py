@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Connect = Callable[[], Awaitable[asyncpg.Connection[Any]]]
 
 POLL_S = 0.001
-STUCK_S = 20.0
+STUCK_S = 120.0
 """Nothing takes this long: locks and statements have limits of their own."""
 
 _GATE_KEY = 0x636F7465726965

@@ -152,7 +152,7 @@ class Served:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
-    def do(self, what: Coroutine[Any, Any, Any], *, within_s: float = 40.0) -> Any:
+    def do(self, what: Coroutine[Any, Any, Any], *, within_s: float = 120.0) -> Any:
         """Have something done beside the runners."""
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(within_s)
 
@@ -166,7 +166,7 @@ class Served:
         """Stop all of it."""
         self.do(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(120)
         self._loop.close()
 
     async def _start(self, names: tuple[str, ...]) -> None:
@@ -184,7 +184,7 @@ class Served:
     async def until_shared(self) -> None:
         """Return when each runner has its share of the shards."""
         first, *_ = self.clusters.values()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 held = [*(await first.shards()).values()]
                 if all(held.count(name) == SHARDS // len(self.clusters) for name in self.clusters):
@@ -194,7 +194,7 @@ class Served:
 
 async def until_told(cluster: Cluster) -> None:
     """Return when all crons have holders that have told their schedules: some moments after a runner is ready."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             rows = await cluster._acting().storage.ticks.list()
             if all(row.definition for row in rows):

@@ -28,8 +28,8 @@ async def _use(running: Served) -> None:
     cluster = running.clusters["web-1"]
     await cluster.ref(Account, "alice").deposit(5)
     for name in ("invoices", "cleanup"):
-        await cluster.crons.wait(await cluster.crons.trigger(name), timeout="30s")
-    async with asyncio.timeout(30):
+        await cluster.crons.wait(await cluster.crons.trigger(name), timeout="2m")
+    async with asyncio.timeout(120):
         while not (await cluster.singletons.get("importer")).note or not _is_measured(cluster):
             await asyncio.sleep(0.05)
 

@@ -141,6 +141,6 @@ class Stored(Served):
 
     async def until(self, holds: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Wait for a condition."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not await holds():
                 await asyncio.sleep(0.01)

@@ -31,7 +31,7 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._end, keys.encode())
 
-    def until(self, *words: str, within_s: float = 30.0) -> str:
+    def until(self, *words: str, within_s: float = 120.0) -> str:
         """What is drawn from now on, as soon as it has all of the words."""
         seen, limit_s = b"", time.monotonic() + within_s
         while time.monotonic() < limit_s:

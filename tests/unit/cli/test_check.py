@@ -39,8 +39,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 async def _work(running: Served) -> None:
     cluster = running.clusters["web-1"]
-    await cluster.crons.wait(await cluster.crons.trigger("invoices"), timeout="30s")
-    async with asyncio.timeout(30):
+    await cluster.crons.wait(await cluster.crons.trigger("invoices"), timeout="2m")
+    async with asyncio.timeout(120):
         while not (await cluster.singletons.get("importer")).note:  # its body has saved before it says this
             await asyncio.sleep(0.05)
 

@@ -112,7 +112,7 @@ def test_a_trigger_asks_first_and_does_nothing_if_declined(
             asked.until("nightly will run once now, outside its schedule", "run it? [y/N]")
             asked.press(f"{answer}\n")
             asked.until(*words)
-            assert asked.process.wait(30) == code
+            assert asked.process.wait(120) == code
         told = json.loads(coterie(capsys, "cron", "history", "nightly", "--json", "--url", acted_on.url).out)
         assert len(told) == runs
 

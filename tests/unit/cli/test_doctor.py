@@ -52,7 +52,7 @@ def compared(served: Served) -> Served:
 
 async def _until_compared(served: Served) -> None:
     runner = served.clusters["web-1"]._acting()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (facts := runner.facts()) is None or facts.clock_offset_s is None:
             await asyncio.sleep(0.05)
 

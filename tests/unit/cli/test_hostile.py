@@ -89,7 +89,7 @@ async def _fill(running: Stored) -> None:
     await running.until(running._has_status(dead, "dead"))
     MESSAGES.append(dead)
     await cluster.kv.set(HOSTILE, HOSTILE)
-    await cluster.crons.wait(await cluster.crons.trigger("cleanup"), timeout="30s")
+    await cluster.crons.wait(await cluster.crons.trigger("cleanup"), timeout="2m")
     handle = await cluster.start_workflow(order, HOSTILE, id=HOSTILE)
 
     async def is_over() -> bool:

@@ -117,7 +117,7 @@ def test_a_program_gets_objects(clock: Clock, capsys: pytest.CaptureFixture[str]
 def test_what_does_not_tell_how_far_it_is_shows_that_it_goes_on() -> None:
     async def wait(terminal: Terminal) -> None:
         with ProgressLine("migrating") as progress:
-            async with asyncio.timeout(30), progress.ticking():
+            async with asyncio.timeout(120), progress.ticking():
                 while terminal.getvalue().count("migrating") < 2:
                     await asyncio.sleep(0.01)
 

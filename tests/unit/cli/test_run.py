@@ -247,11 +247,11 @@ async def test_the_books_notice_what_is_lost_and_what_is_doubled(folder: Path) -
     cluster = Cluster(f"sqlite:///{folder}/books.db", shards=4, http_listen=None)
     cluster.entity(Account)
     async with cluster:
-        await cluster.ready(timeout="30s")
+        await cluster.ready(timeout="2m")
         ledger = DepositLoad(cluster, run="r")
         ledger.start()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while ledger.deposits < 20:
                     await asyncio.sleep(0.01)
             count = await ledger.check()
@@ -277,11 +277,11 @@ async def test_checks_that_follow_each_other_at_once_do_not_see_deposits_that_ar
     cluster = Cluster(f"sqlite:///{folder}/books.db", shards=4, http_listen=None)
     cluster.entity(Account)
     async with cluster:
-        await cluster.ready(timeout="30s")
+        await cluster.ready(timeout="2m")
         ledger = DepositLoad(cluster, run="r")
         ledger.start()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while ledger.deposits < 70:
                     await asyncio.sleep(0.01)
             counts = [await ledger.check(everything=True) for _ in range(20)]

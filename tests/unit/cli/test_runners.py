@@ -106,7 +106,7 @@ def test_a_runner_is_drained_and_a_leader_moved(tmp_path: Path, capsys: pytest.C
 
 async def _led(cluster: Cluster, epoch: int) -> str:
     """Who led after an epoch: each leader of the importer saves its state."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             later = [each for each in await cluster.singletons.history("importer") if each.epoch > epoch]
             if later:

@@ -159,4 +159,4 @@ def test_top_in_a_terminal(served: Served) -> None:
         top.press("?")
         top.until("stop and go on")
         top.press("q")
-        assert top.process.wait(30) == 0
+        assert top.process.wait(120) == 0

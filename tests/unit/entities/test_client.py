@@ -69,7 +69,7 @@ def program(url: str, name: str, *entities: type[Entity[Any]], timeout: str = "2
 
 async def shared(*clusters: Cluster) -> None:
     """Wait until all runners hold some seats."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         for cluster in clusters:
             await cluster.ready()
         while not all(cluster._acting().seats for cluster in clusters):  # type: ignore[attr-defined] # of runners
@@ -134,7 +134,7 @@ async def test_shard_of_and_is_local(url: str) -> None:
     assert cluster.shard_of(Account, "a") == cluster.shard_of("Account", "a") == client.shard_of(Account, "a")
     assert isinstance(cluster.shard_of(Account, "a"), ShardId)
     async with cluster, client.connect():
-        await cluster.ready(timeout="20s")
+        await cluster.ready(timeout="2m")
         assert cluster.is_local(cluster.ref(Account, "a"))
         assert not client.is_local(client.ref(Account, "a"))
         with pytest.raises(TypeError, match="expected a reference"):
@@ -221,7 +221,7 @@ async def test_the_last_answers_of_a_runner_that_left_in_order_still_count(url: 
         calling = anna._acting().calling
         assert calling.transport is not None
         adding = asyncio.create_task(anna.ref(Account, ids_on(bert)[0]).add())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not calling.transport.is_waited_for:
                 await asyncio.sleep(0)
         calling._drop(bert._acting().incarnation)
@@ -231,6 +231,6 @@ async def test_the_last_answers_of_a_runner_that_left_in_order_still_count(url: 
 async def test_a_program_without_entities_refuses_as_one_that_does_not_know_them(url: str) -> None:
     bare, client = Cluster(url, runner_name="bare", shards=SHARDS), program(url, "client")
     async with bare, client.connect():
-        await bare.ready(timeout="20s")
+        await bare.ready(timeout="2m")
         with pytest.raises(UnknownEntity, match=r"no runner knows Account/a\.add: .*runner bare knows no entities"):
             await client.ref(Account, "a").add()

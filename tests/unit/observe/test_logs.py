@@ -247,14 +247,14 @@ def lines_of(setup: str, folder: Path) -> list[str]:
     environ = {**os.environ, "COTERIE_HTTP_LISTEN": "127.0.0.1:0"}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "program.py"], cwd=folder, env=environ, stderr=log)
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + 120
     try:
         while b"has joined" not in (folder / "log").read_bytes() and time.monotonic() < deadline_s:
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        process.wait(120)
     return (folder / "log").read_text().splitlines()
 
 

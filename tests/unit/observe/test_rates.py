@@ -84,7 +84,7 @@ async def test_stored_messages_are_part_of_what_a_runner_handles() -> None:
 
     cluster.entity(Ledger)
     async with cluster:
-        await cluster.ready(timeout="10s")
+        await cluster.ready(timeout="2m")
         here = cluster._acting()
         before = here.facts()
         sent = [await cluster.send(cluster.ref(Ledger, str(number)).book(number)) for number in range(20)]

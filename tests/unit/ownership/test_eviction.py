@@ -123,7 +123,7 @@ async def evicting(world: Any, *others: RunnerRow) -> AsyncIterator[FailureDetec
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.001)
 

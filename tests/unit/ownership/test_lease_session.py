@@ -217,7 +217,7 @@ async def test_after_a_failed_try_to_open_it_others_fail_at_once_for_a_while() -
         except PersistenceError:
             return False
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not await opens():
             await asyncio.sleep(0.01)
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from tests.support.postgres import Server
 
-SHORT = ConnectionLimits(connect_s=1.0, backoff_s=0.02, call_s=1.0)
+SHORT = ConnectionLimits(connect_s=10.0, backoff_s=0.02, call_s=1.0)
+LONG = ConnectionLimits(connect_s=60.0, call_s=60.0, dedicated_s=60.0, lock_s=60.0, transaction_s=60.0)
+"""For statements that are examined, on however busy a machine."""
 
 
 def new_storage(
@@ -35,7 +37,7 @@ def new_storage(
     )
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, within_s: float = 120.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -48,7 +50,7 @@ def database_of(url: str) -> str:
 @contextlib.asynccontextmanager
 async def stranger(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     """Another program's connection."""
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(url, timeout=10)
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url, timeout=120)
     try:
         yield connection
     finally:

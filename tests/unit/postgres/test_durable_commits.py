@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 A = "a" * 32
-HASTY = ConnectionLimits(connect_s=2.0, backoff_s=0.02, call_s=0.4, dedicated_s=0.4)
+HASTY = ConnectionLimits(connect_s=10.0, backoff_s=0.02, call_s=1.0, dedicated_s=1.0)
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def sessions(server: Server, incarnation: str = A) -> int:
 
 async def until_commits_hang(url: str) -> None:
     async with new_storage(url, incarnation="b" * 32, limits=HASTY) as storage:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(PersistenceError):
                 await again_and_again(storage)
 
@@ -53,7 +53,7 @@ async def again_and_again(storage: Any) -> None:
 
 
 async def until_refused(storage: Any, why: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             try:
                 await storage.kv.put(KvPut("k", b"1", 2))
@@ -64,7 +64,7 @@ async def until_refused(storage: Any, why: str) -> None:
 
 
 async def until_stored(storage: Any, value: bytes) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             with suppress(PersistenceError):
                 await storage.kv.put(KvPut("k", value, 10_001))
@@ -86,7 +86,7 @@ async def test_sessions_at_the_server_stay_bounded_while_a_synchronous_standby_i
         with standby_away(own_server):
             await until_commits_hang(postgres_url)
             outcomes, most = [], 0
-            for number in range(8):
+            for number in range(5):
                 with pytest.raises(PersistenceError) as caught:
                     await storage.kv.put(KvPut("k", b"1", 2 + number))
                 outcomes.append(caught.value.outcome)
@@ -184,7 +184,7 @@ async def test_a_renewal_notices_lazy_commits(own_server: Server, postgres_url: 
         await session.register(me, [], ttl_s=60)
         own_server.execute("alter system set synchronous_commit = off", "select pg_reload_conf()")
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 with pytest.raises(PersistenceError, match="synchronous_commit was set to off") as caught:
                     await renew_again_and_again(session)
             assert caught.value.outcome == "unreachable", "the session is given up, and the next one refused"

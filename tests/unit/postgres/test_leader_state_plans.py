@@ -10,7 +10,7 @@ import pytest
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres import test_states_plans as plans
-from tests.unit.postgres.conftest import SHORT, new_storage, stranger
+from tests.unit.postgres.conftest import LONG, new_storage, stranger
 from tests.unit.postgres.test_states_plans import BYTES, EPOCHS, KEYS, SEATS, STAMPS, TTLS, nodes, plan_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def prepared(connection: asyncpg.Connection[Any], tables: str) -> None:
         await connection.execute(f"alter table coterie.{table} set (autovacuum_enabled = off)")
     for statement in TABLES[tables]:
         await connection.execute(statement)
-    await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+    await connection.execute(session_settings("writer", application="plans", limits=LONG))
 
 
 @pytest.mark.parametrize("tables", TABLES)

@@ -10,7 +10,7 @@ import pytest
 from coterie.storage.postgres.batch import plan as batch_plan
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
-from tests.unit.postgres.conftest import SHORT, Grown, stranger
+from tests.unit.postgres.conftest import LONG, Grown, stranger
 from tests.unit.postgres.test_states_plans import nodes
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def problems(name: str, plan: dict[str, Any]) -> list[str]:
 async def test_messages_are_found_by_key(filled_url: str, tables: str) -> None:
     """STACK's trap: an end is found by its id and never through what is pending, a sweep only there; M3."""
     async with stranger(filled_url) as connection:
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         exempt = WALKED if tables.startswith("empty") and connection.get_server_version() < (17,) else set()
         for name in STATEMENTS:
             plan = await plan_of(connection, SQL[name])
@@ -144,7 +144,7 @@ async def test_messages_are_found_by_key(filled_url: str, tables: str) -> None:
 async def test_nothing_is_written_that_does_not_come_through_the_fence(filled_url: str) -> None:
     """C1, M3: each part that writes reads `held`, or what was made of it; both are locked, the runner first."""
     async with stranger(filled_url) as connection:
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         for name in FENCED:
             plan = await plan_of(connection, SQL[name])
             assert unfenced(plan) == [], name
@@ -190,7 +190,7 @@ def unfenced(plan: dict[str, Any]) -> list[str]:
 async def test_a_part_that_joins_no_fence_and_a_walk_are_seen(postgres_url: str) -> None:
     """That the tests above can fail."""
     async with stranger(postgres_url) as connection:
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         careless = SQL["commit_handlers"].replace(
             "from sends as s join judged as j on j.n = s.n\n", "from sends as s\n"
         )

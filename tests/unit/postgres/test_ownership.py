@@ -53,7 +53,7 @@ async def locked(url: str, sql: str) -> AsyncIterator[asyncpg.Connection[Any]]:
         yield other
 
 
-async def waiting(other: asyncpg.Connection[Any], *, within_s: float = 10.0) -> None:
+async def waiting(other: asyncpg.Connection[Any], *, within_s: float = 120.0) -> None:
     """Until some session waits for this one."""
     sql = "select count(*) from pg_stat_activity where pg_backend_pid() = any(pg_blocking_pids(pid))"
     async with asyncio.timeout(within_s):
@@ -166,7 +166,7 @@ async def test_a_silent_network_costs_a_call_its_limit_and_says_what_is_known_lo
     own_server: Server, postgres_url: str
 ) -> None:
     """LOCK-10, 11, 12: each fails in time, each opening does too, and work goes on when the network is back."""
-    limits = ConnectionLimits(connect_s=0.5, backoff_s=0.02, dedicated_s=0.5)
+    limits = ConnectionLimits(connect_s=10.0, backoff_s=0.02, dedicated_s=1.0)
     calls: list[tuple[Callable[[Ownership], Awaitable[object]], str]] = [
         (lambda a: a.renew(ttl_s=60), "unknown"),
         (lambda a: a.acquire([S1]), "unknown"),
@@ -186,7 +186,7 @@ async def test_a_silent_network_costs_a_call_its_limit_and_says_what_is_known_lo
                 async with storage.ownership(me) as a:
                     await call(a)  # what is prepared already is sent at once
                     proxy.silent = True
-                    with pytest.raises(PersistenceError, match=r"no answer within 0\.[45]") as caught:
+                    with pytest.raises(PersistenceError, match=r"no answer within (0\.[89]|1s)") as caught:
                         await call(a)
                     assert caught.value.outcome == outcome
                     with pytest.raises(PersistenceError) as caught:

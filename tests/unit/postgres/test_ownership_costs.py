@@ -9,7 +9,7 @@ import pytest
 
 from coterie.storage import statements
 from coterie.storage.postgres.connector import session_settings
-from tests.unit.postgres.conftest import SHORT, stranger
+from tests.unit.postgres.conftest import LONG, stranger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ async def cost(session: asyncpg.Connection[Any], name: str, *values: str) -> int
 async def test_defining_thousands_of_singletons_and_crons_is_never_quadratic(postgres_url: str, analyzed: bool) -> None:
     """`contest` compared n² rows: with 2,000 of them no runner came up."""
     async with stranger(postgres_url) as session:
-        await session.execute(session_settings("dedicated", application="test", limits=SHORT))
+        await session.execute(session_settings("dedicated", application="test", limits=LONG))
         await session.execute("set statement_timeout = '60s'")
         first = {"declare": await cost(session, "declare", NAMES, GROUPS, prints("a"))}
         if analyzed:

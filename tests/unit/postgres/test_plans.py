@@ -10,7 +10,7 @@ import pytest
 from coterie.storage.postgres import session as session_module
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
-from tests.unit.postgres.conftest import SHORT, new_storage, stranger
+from tests.unit.postgres.conftest import LONG, new_storage, stranger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +72,7 @@ async def test_hot_statements_find_rows_by_key(postgres_url: str, state: str) ->
         await connection.execute("alter table coterie.kv set (autovacuum_enabled = off)")
         for statement in STATES[state]:
             await connection.execute(statement)
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         exempt = WALKED if state == "empty and analyzed" and connection.get_server_version() < (17,) else ()
         for name in sorted({*HOT} - {*exempt}):
             plan = await plan_of(connection, name)
@@ -102,7 +102,7 @@ async def test_a_plain_join_walks_the_cluster_on_an_empty_table(postgres_url: st
     async with new_storage(postgres_url):
         pass
     async with stranger(postgres_url) as connection:
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         await connection.execute("""prepare hot as
             update coterie.kv as kv set stamp = u.stamp
             from unnest($2::text[], $3::bigint[]) as u (key, stamp) where kv.cluster = $1 and kv.key = u.key""")

@@ -62,7 +62,7 @@ def pooler(postgres_url: str) -> Iterator[Pooler]:
 @asynccontextmanager
 async def client(pooler: Pooler) -> AsyncIterator[asyncpg.Connection[Any]]:
     """Another program behind the same pooler, whose sessions it shares."""
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(pooler.url, statement_cache_size=0, timeout=10)
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(pooler.url, statement_cache_size=0, timeout=120)
     try:
         yield connection
     finally:
@@ -153,7 +153,7 @@ async def test_a_write_whose_session_is_ended_before_its_commit_has_left_is_made
         await other.execute("begin; select from coterie.kv for update")
         writing = asyncio.create_task(storage.kv.put(KvPut("k", b"2", 2)))
         ended = "select pg_terminate_backend(pid) from pg_stat_activity where wait_event_type = 'Lock'"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not await other.fetch(f"{ended} and datname = current_database()"):
                 await asyncio.sleep(0.005)
         await other.execute("commit")
@@ -189,11 +189,11 @@ async def test_gap_07_a_runner_behind_a_pooler_works_with_state_messages_and_tra
         for _ in range(8):
             await rude.execute("set default_transaction_isolation = serializable; set search_path = pg_catalog")
         async with cluster:
-            await cluster.ready(timeout="30s")
+            await cluster.ready(timeout="2m")
             saver = cluster.ref(Saver, "anna")
             found = await asyncio.gather(*(saver.put(2) for _ in range(10)))
             assert sorted(found) == [2 * (number + 1) for number in range(10)]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while await other.fetchval("select count(*) from savings") < 20:
                     await asyncio.sleep(0.01)
         saved = await other.fetch("select saver, sum(coins) as coins from savings group by saver order by saver")

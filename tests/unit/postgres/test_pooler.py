@@ -27,7 +27,7 @@ WHO = "select pg_backend_pid()"
 
 @asynccontextmanager
 async def client(pooler: Pooler, *, cache: int = 0) -> AsyncIterator[asyncpg.Connection[Any]]:
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(pooler.url, statement_cache_size=cache, timeout=10)
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(pooler.url, statement_cache_size=cache, timeout=120)
     try:
         yield connection
     finally:
@@ -73,7 +73,7 @@ async def test_who_finds_all_sessions_lent_waits_for_the_first_that_comes_back(p
             mine = await one.fetchval(WHO)
             assert not waiting.done()
             await one.execute("commit")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 assert await waiting == mine
 
 
@@ -82,7 +82,7 @@ async def test_a_cancellation_reaches_the_session_that_runs_the_statement(postgr
         async with client(pooler) as one, client(pooler):
             with pytest.raises(TimeoutError):
                 await one.execute("select pg_sleep(600)", timeout=0.1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 assert await one.fetchval("select 1") == 1
 
 
@@ -98,6 +98,6 @@ async def test_when_the_server_ends_all_sessions_clients_are_cut_off_and_log_in_
             )
             for each in (one, two):
                 with pytest.raises(CUT_OFF):
-                    await each.execute("select 1", timeout=10)
+                    await each.execute("select 1", timeout=120)
             async with client(pooler) as three:
                 assert await three.fetchval("select 1") == 1

@@ -57,7 +57,7 @@ s = Server(); s.start(); print(s.port, s.directory, flush=True); input()
         port, directory = run.stdout.readline().decode().split()
         assert open_port(int(port))
         run.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while open_port(int(port)):
         assert time.monotonic() < deadline, "the server is still there"
         time.sleep(0.02)

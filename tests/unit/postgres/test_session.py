@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import time
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from coterie.storage.interface import KvPut
 from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 from coterie.storage.postgres.errors import Lost
 from coterie.storage.postgres.session import deadline
+from tests.support.loop_time import LoopTime
 from tests.unit.postgres.conftest import SHORT, new_storage, until
 from tests.unit.postgres.silent_proxy import Proxy
 
@@ -109,7 +111,7 @@ async def test_incident_38_a_silent_server_costs_a_call_its_deadline_and_no_more
     own_server: Server, postgres_url: str
 ) -> None:
     """P8, R3: silent on data, on cancel and on close; then the pool recovers."""
-    async with Proxy(own_server.port) as proxy:
+    async with AsyncExitStack() as stack, Proxy(own_server.port) as proxy:
         storage = new_storage(through(proxy, postgres_url), limits=SHORT, pool_size=2)
         async with storage:
             await asyncio.gather(*(storage.kv.get(str(number)) for number in range(9)))
@@ -117,18 +119,28 @@ async def test_incident_38_a_silent_server_costs_a_call_its_deadline_and_no_more
             proxy.silent = True
             began = time.monotonic()
             calls: list[Any] = [storage.kv.get("a"), storage.kv.get("b"), storage.kv.put(KvPut("c", b"", 1))]
-            errors = await asyncio.gather(*calls, return_exceptions=True)
-            assert 0.9 < time.monotonic() - began < 2.5
+            async with LoopTime() as taken:
+                errors = await asyncio.gather(*calls, return_exceptions=True)
+            assert time.monotonic() - began > 0.9
+            assert taken.seconds < 2.5
             assert [getattr(error, "outcome", error) for error in errors] == ["unreachable"] * 2 + ["unknown"]
             assert "no answer within" in str(errors[0])
             proxy.silent = False
-            await storage.kv.put(KvPut("a", b"x", 2))
-            entry = await storage.kv.get("a")
-            assert entry is not None
+            await until_stored(storage)
             assert storage.pool.open <= 2
             proxy.silent = True
-            began = time.monotonic()
-        assert time.monotonic() - began < 3  # stopping did not wait for goodbyes
+            taken = await stack.enter_async_context(LoopTime())
+        assert taken.seconds < 3  # stopping did not wait for goodbyes
+
+
+async def until_stored(storage: PostgresStorage) -> None:
+    """Writing and reading succeed again: on a busy machine not always within the short limits of these tests."""
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(PersistenceError):
+                await storage.kv.put(KvPut("a", b"x", 2))
+                assert await storage.kv.get("a") is not None
+                return
 
 
 async def test_a_cancelled_call_on_a_silent_network_returns_at_once(own_server: Server, postgres_url: str) -> None:
@@ -140,11 +152,11 @@ async def test_a_cancelled_call_on_a_silent_network_returns_at_once(own_server: 
         waiting = asyncio.create_task(storage.kv.get("a"))
         await until(lambda: len(storage.pool._lent) == 1)
         await asyncio.sleep(0.05)
-        began = time.monotonic()
         waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert time.monotonic() - began < 0.5
+        async with LoopTime() as taken:
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        assert taken.seconds < 0.5
         proxy.cut()
         await storage.stop()
 

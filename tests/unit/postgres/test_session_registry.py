@@ -40,7 +40,7 @@ async def frozen(url: str, *, name: str = f"coterie/{A}", idle_ms: int = 0) -> A
 
 async def lives(session: asyncpg.Connection[Any]) -> bool:
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             return await session.fetchval("select true") is True
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
         return False
@@ -76,7 +76,7 @@ async def test_a_runner_that_froze_while_it_evicted_the_same_victim_is_in_nobody
         await session.execute("set application_name = 'coterie/frozen'; create temporary table t (x text); begin")
         await session.execute("select from coterie.leases where id = $1 for update", A)
         freezing = asyncio.create_task(session.copy_to_table("t", source=silent()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await held.wait()
             with pytest.raises(PersistenceError, match="lock timeout"):
                 await b.evict(A, counter=1, expired=False)  # it may be at work still

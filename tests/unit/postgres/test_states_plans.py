@@ -10,7 +10,7 @@ import pytest
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.machine_ids import SQL as MACHINES
 from coterie.storage.postgres.writer import SQL as WRITES
-from tests.unit.postgres.conftest import SHORT, new_storage, stranger
+from tests.unit.postgres.conftest import LONG, new_storage, stranger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ async def test_fenced_statements_and_machine_ids_find_rows_by_key(postgres_url: 
             await connection.execute(f"alter table coterie.{table} set (autovacuum_enabled = off)")
         for statement in TABLES[tables]:
             await connection.execute(statement)
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         for name, values in HOT.items():
             plan = await plan_of(connection, SQL[name], values)
             assert problems(name, plan) == [], f"{name}: {json.dumps(plan, indent=1)}"
@@ -118,7 +118,7 @@ async def test_no_state_is_locked_before_the_fence_has_given_its_row(postgres_ur
     async with new_storage(postgres_url):
         pass
     async with stranger(postgres_url) as connection:
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         plan = await plan_of(connection, SQL["write_states"], HOT["write_states"])
     updated = next(node for node in nodes(plan) if node.get("Subplan Name") == "CTE updated")
     (join,) = [node for node in nodes(updated) if any(part["Node Type"] == "LockRows" for part in inner(node))]
@@ -136,7 +136,7 @@ async def test_a_walk_is_seen(postgres_url: str) -> None:
     async with new_storage(postgres_url):
         pass
     async with stranger(postgres_url) as connection:
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         careless = SQL["write_states"].replace("s.cluster = $1 and s.key = i.key", "s.cluster = $1")
         assert careless != SQL["write_states"]
         assert problems("write_states", await plan_of(connection, careless, HOT["write_states"])) != []

@@ -62,7 +62,7 @@ async def holding(storage: PostgresStorage, *names: str) -> AsyncIterator[tuple[
 
 async def until_waits(connection: asyncpg.Connection[Any], task: asyncio.Task[Any]) -> None:
     """Wait until a session of this database waits for a lock."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not await connection.fetchval(WAITING):
             assert not task.done(), "it does not wait"
             await asyncio.sleep(0.01)
@@ -242,7 +242,7 @@ async def test_takes_claims_notes_triggers_and_purges_of_few_crons_do_not_hurt_e
             await asyncio.gather(*(each(name) for name in names for each in (claim, trigger)))
             over.set()
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await asyncio.gather(work(), sweep(), sweep())
             await sweep_once(storage, claims, end)
         assert len(ended) == len(set(ended)) == 4 * 60

@@ -12,7 +12,7 @@ from coterie.storage.contracts.ticks import CronTakeover
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
-from tests.unit.postgres.conftest import SHORT, Grown, new_storage, stranger
+from tests.unit.postgres.conftest import LONG, Grown, new_storage, stranger
 from tests.unit.postgres.test_states_plans import nodes, plan_of
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def filled_url(grown: Grown, tables: str) -> Iterator[str]:
 async def writer(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     """A connection set up as the writer's."""
     async with stranger(url) as connection:
-        await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+        await connection.execute(session_settings("writer", application="plans", limits=LONG))
         yield connection
 
 

@@ -10,7 +10,7 @@ import pytest
 from coterie.storage import statements
 from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
-from tests.unit.postgres.conftest import SHORT, new_storage, stranger
+from tests.unit.postgres.conftest import LONG, new_storage, stranger
 from tests.unit.postgres.test_states_plans import nodes, plan_of
 from tests.unit.postgres.test_ticks_plans import pages_of, unfenced
 
@@ -126,11 +126,10 @@ WALKED = {"wake_due_units", "purge_units", "interrupt_children", "forget_childre
 async def prepared(connection: asyncpg.Connection[Any]) -> None:
     for table in NAMES:
         await connection.execute(f"alter table coterie.{table} set (autovacuum_enabled = off)")
-    await connection.execute(session_settings("writer", application="plans", limits=SHORT))
+    await connection.execute(session_settings("writer", application="plans", limits=LONG))
     await connection.execute("set statement_timeout = 0")
 
 
-@pytest.mark.timeout(300)
 async def test_units_steps_and_deferreds_are_found_by_key(postgres_url: str) -> None:
     """STACK's trap: a plan that was made for empty tables serves full ones; M3."""
     async with new_storage(postgres_url):

@@ -77,7 +77,7 @@ async def test_a_connection_lost_in_the_commit_leaves_the_outcome_unknown_and_it
             await transaction.rollback()
             assert await statuses(storage, 1) == ["pending"]
             await other.execute("select pg_advisory_unlock(77)")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 while await statuses(storage, 1) != ["done"]:
                     await asyncio.sleep(0.01)
             assert await far.messages.commit(write) == "written"
@@ -205,7 +205,7 @@ async def test_an_open_transaction_does_not_hold_up_a_hand_over(
     """M3: the fence is the last statement, so nothing of it is locked while the user's code runs."""
     transaction = storage.transaction(limit_s=LONG_S)
     await transaction.execute("create table orders (id integer)")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert await a.release(S1, claim.epoch)
     assert await transaction.commit(Commit(claim)) == "fenced"
 
@@ -215,7 +215,7 @@ async def test_reads_of_the_same_handler_do_not_wait_for_its_transaction(postgre
     async with new_storage(postgres_url, pool_size=2) as storage:
         await storage.kv.put(KvPut("k", b"v", 1))
         transactions = [storage.transaction(limit_s=LONG_S) for _ in range(2)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             for transaction in transactions:
                 await transaction.fetch("select 1 as one")
             assert await storage.kv.get("k") is not None
@@ -251,9 +251,9 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
     ground = PostgresUserSql(storage.pool, storage._connector, limits=storage._limits, started=nothing, written=nothing)
     async with stranger(postgres_url) as other:
         await other.execute("create table orders (id integer); insert into orders values (1)")
-        await ground.begin(over=deadline(1.0))
+        await ground.begin(over=deadline(3.0))
         await ground.execute("update orders set id = 2", [])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             if what == "running":
                 with pytest.raises(PersistenceError):
                     await ground.execute("select pg_sleep(600)", [])

@@ -118,7 +118,7 @@ def child() -> Iterator[Callable[..., Child]]:
         each.end()
 
 
-def until(condition: Callable[[], bool], *, within_s: float = 20) -> None:
+def until(condition: Callable[[], bool], *, within_s: float = 120) -> None:
     """Wait for a condition, in a test without a loop or one that may block it."""
     deadline = time.monotonic() + within_s
     while not condition():

@@ -39,12 +39,12 @@ class Gate:
 
     def __call__(self, connection: apsw.Connection) -> str:
         self.entered.set()
-        assert self.open.wait(20)
+        assert self.open.wait(120)
         return "passed"
 
 
 async def entered(gate: Gate) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not gate.entered.is_set():
             await asyncio.sleep(0.001)
 
@@ -126,7 +126,7 @@ async def test_results_that_pile_up_are_handed_over_in_one_turn(monkeypatch: pyt
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(tested.run(answer)) for _ in range(100)]
         tasks.append(asyncio.create_task(tested.run(lambda _: ended.set())))
         await asyncio.sleep(0)
-        assert ended.wait(20)  # blocks the loop, so that all results wait for it
+        assert ended.wait(120)  # blocks the loop, so that all results wait for it
         await asyncio.gather(*tasks)
         assert len(hops) <= 2
 

@@ -135,7 +135,7 @@ async def test_who_meets_the_lock_waits_for_it(storage: SqliteStorage, claim: Cl
     await asyncio.sleep(0.05)
     assert not waiting.done()
     assert await one.commit(Commit(claim)) == "written"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await waiting
     await two.rollback()
 
@@ -156,7 +156,7 @@ async def test_at_the_limit_the_lock_is_free_even_if_the_loop_is_blocked(
     storage: SqliteStorage, claim: Claim, path: Path
 ) -> None:
     """C3: the thread that owns the connection looks at the clock itself."""
-    transaction = storage.transaction(limit_s=0.3)
+    transaction = storage.transaction(limit_s=1.0)
     await transaction.execute("insert into orders values (1, 'one')")
     assert is_locked(path)
     until(lambda: not is_locked(path))  # blocks the loop, as the user's code may
@@ -171,7 +171,7 @@ async def test_a_statement_is_cut_short_at_the_limit_even_if_the_loop_is_blocked
     storage: SqliteStorage, claim: Claim, path: Path
 ) -> None:
     """C3."""
-    transaction = storage.transaction(limit_s=0.5)
+    transaction = storage.transaction(limit_s=1.0)
     await transaction.execute("insert into orders values (1, 'one')")
     endless = "with recursive n (i) as (select 1 union all select i + 1 from n) select count(*) as n from n"
     running = asyncio.ensure_future(transaction.fetch(endless))
@@ -191,13 +191,13 @@ async def insist(session: Ownership, claim: Claim) -> bool:
 
 async def test_renewals_go_on_while_a_transaction_writes(storage: SqliteStorage, a: Ownership, claim: Claim) -> None:
     """C3: leases are in a file of their own. What moves a seat waits, for the limit at most."""
-    transaction = storage.transaction(limit_s=0.4)
+    transaction = storage.transaction(limit_s=1.0)
     await transaction.execute("insert into orders values (1, 'one')")
     assert await a.renew(ttl_s=60) is not None
     releasing = asyncio.ensure_future(insist(a, claim))
     await asyncio.sleep(0.05)
     assert not releasing.done()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         assert await releasing
     with pytest.raises(TransactionTimeout):
         await transaction.commit(Commit(claim))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 async def begun(storage: SqliteStorage) -> None:
     """Wait until a group is on its way."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while storage.groups.groups == 0:
             await asyncio.sleep(0.001)
 
@@ -120,7 +120,7 @@ async def test_stop_does_not_wait_for_a_lock_that_never_comes(new: Opener, path:
     other.execute("begin immediate")
     write = asyncio.create_task(storage.kv.put(KvPut("k", b"v", 1)))
     await begun(storage)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await storage.stop()
     with pytest.raises(PersistenceError, match="shutting down"):
         await write

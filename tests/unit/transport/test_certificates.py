@@ -120,7 +120,7 @@ async def test_connections_show_the_certificate_that_is_there(installed: Install
     wire = TcpWire(installed.settings)
     address = await wire.listen(Quiet)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             serials = []
             for _ in range(2):
                 made.clear()

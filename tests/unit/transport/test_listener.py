@@ -12,6 +12,7 @@ import pytest
 
 from coterie.settings import Settings
 from coterie.transport.listener import Gate, Plug, in_the_clear, tune, warn_in_the_clear
+from tests.support.loop_time import LoopTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ class Sockets:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -40,8 +41,10 @@ async def test_a_stranger_has_5_seconds_and_nothing_prolongs_them() -> None:
     sockets, gate = Sockets(), Gate(within_s=0.05)
     began = asyncio.get_running_loop().time()
     sockets.enter(gate, 1)
-    await until(lambda: sockets.aborted == [1])
-    assert 0.04 <= asyncio.get_running_loop().time() - began < 5
+    async with LoopTime() as taken:
+        await until(lambda: sockets.aborted == [1])
+    assert asyncio.get_running_loop().time() - began >= 0.04
+    assert taken.seconds < 5
     assert gate.counts == {"late": 1}
     assert gate.waiting == 0
 
@@ -164,6 +167,6 @@ def test_a_forked_child_keeps_neither_listener_nor_connection_p13() -> None:
             kept = stat.S_ISSOCK(os.fstat(closed.fileno()).st_mode)
             os._exit(10 * is_socket + (not kept))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        with socket.create_connection(listener.getsockname(), timeout=5):
+        with socket.create_connection(listener.getsockname(), timeout=120):
             listener.accept()[0].close()  # the parent's goes on
         assert plug.fileno() == listener.fileno()

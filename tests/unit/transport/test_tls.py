@@ -72,7 +72,7 @@ async def listening(context: ssl.SSLContext | None) -> AsyncIterator[PendingSock
 
 async def greet(port: int, context: ssl.SSLContext | None) -> bytes:
     """What comes back for a greeting. In TLS 1.3 a client learns only then that it was refused."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         try:
             writer.write(b"hello")

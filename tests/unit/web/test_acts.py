@@ -361,7 +361,7 @@ async def test_redacted_arguments_cannot_be_edited(tmp_path: Path) -> None:
 
 
 async def test_over_the_wire_a_large_body_is_cut_off() -> None:
-    async with asyncio.timeout(30), HttpServer(build(FakeSight()), settings()) as server:
+    async with asyncio.timeout(120), HttpServer(build(FakeSight()), settings()) as server:
         reader, writer = await connect(server)
         writer.write(
             b"POST /api/acts/pause HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-LIMIT_S = 30.0  # for what takes a fraction of a second on an idle machine
+LIMIT_S = 120.0  # for what takes a fraction of a second on an idle machine
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_the_probes_through_the_life_of_a_runner(cluster: Cluster) -> None
         assert await probes(http) == {"live": 200, "startup": 503, "ready": 503}
         assert await unready(http) == "it is not started"
         async with cluster:
-            await cluster.ready(timeout="10s")
+            await cluster.ready(timeout="2m")
             assert await probes(http) == {"live": 200, "startup": 200, "ready": 200}
         assert await probes(http) == {"live": 200, "startup": 200, "ready": 503}
         assert await unready(http) == "it is draining"
@@ -239,7 +239,7 @@ def test_whoever_serves_nothing_does_not_load_it() -> None:
     """`import coterie`, and a runner or client of its own, stay as light as they were."""
     heavy = {"starlette", "uvicorn", "prometheus_client", "coterie.web"}
     code = f"import sys, coterie, coterie.cluster, coterie.main; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "set()"
 
 

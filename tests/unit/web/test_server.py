@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-LIMIT_S = 30.0  # for what takes a fraction of a second on an idle machine
+LIMIT_S = 120.0  # for what takes a fraction of a second on an idle machine
 
 
 def settings(listen: str = "127.0.0.1:0") -> Settings:
