@@ -199,6 +199,23 @@ async def ticks(
     return {"from": start, "until": end, "crons": found, "more": len(facts.crons) > len(chosen)}
 
 
+# ── shards ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def moves(here: Client) -> dict[str, Any]:
+    """The moves of shards of the last hour, the oldest first, as far as the process that answers knows them."""
+    if here.facts() is None:  # a client knows what it has read, a runner what happens
+        await here.directory.refresh()
+    since, found = here.directory.moves.recent()
+    return {
+        "since": since,
+        "moves": [
+            {"at": each.at, "shard": each.shard, "epoch": each.epoch, "from": each.former, "to": each.owner}
+            for each in found
+        ],
+    }
+
+
 # ── entities ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

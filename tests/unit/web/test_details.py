@@ -71,6 +71,11 @@ async def test_everything_in_detail(tmp_path: Path) -> None:
         later = await got(http, "ticks", **{"from": "2126-01-01T00:00:00Z", "until": "2126-01-01T05:00:00Z"})
         assert (later["crons"][0]["ticks"], len(later["crons"][0]["next"])) == ([], 5)
 
+        moved = await got(http, "shards/moves")
+        assert {each["shard"] for each in moved["moves"]} == {f"default:{number}" for number in range(3)}
+        assert {(each["epoch"], each["from"], each["to"]) for each in moved["moves"]} == {(1, None, "anna")}
+        assert all(moved["since"] <= each["at"] for each in moved["moves"])
+
         entities = await got(http, "entities", type="Account")
         assert [(each["id"], each["runner"], each["waiting"]) for each in entities["entities"]] == [
             ("alice", "anna", 0)
