@@ -111,7 +111,7 @@ class Client(Service):
         self.pruner = Pruner(
             self.storage, settings, chance=parts.chance, supervisor=parts.supervisor, tables=self._pruned_tables
         )
-        self.directory = Directory(self.storage.view)
+        self.directory = Directory(self.storage.view, parts.clock)
         self.calling = CallClient(self, clock=parts.clock, chance=parts.chance, storage=self.storage)
         self.collector = Collector(self, parts.clock)
         self.tokens: Tokens

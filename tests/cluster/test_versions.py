@@ -17,7 +17,7 @@ import pytest
 from coterie import Cluster
 from coterie.testing import Process, processes
 from tests.cluster.seat_cluster import QUICK
-from tests.cluster.version_program import ACCOUNTS, SHARDS, Account, next_of, program
+from tests.cluster.version_program import ACCOUNTS, SHARDS, Account, next_of, program, travel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,11 +104,18 @@ class Mixed:
     async def kill(self, victim: Process, *, heir: Process) -> None:
         """SIGKILL while persisted calls are on their way: the other version takes over all that it had."""
         number = len(self.numbers) + 1
+        runs = [await self.client.start_workflow(travel, number, id=f"{number}-{each}") for each in range(SHARDS)]
+
+        def legs() -> int:
+            return sum(event["number"] == number for event in events(victim, "leg"))
+
+        await self.cluster.wait_until(legs, within="60s")
         on_the_way = asyncio.gather(self.add(number))
         await victim.kill()
         before = (events(victim, "saved") or events(heir, "saved"))[-1]["number"]
         ticks = len(events(heir, "tick"))
         await on_the_way
+        assert await asyncio.gather(*(run.result(timeout="60s") for run in runs)) == [4 * number] * SHARDS
         assert set((await self.homes()).values()) == {self.versions[heir.name]}
         await self.cluster.wait_until(lambda: self.leader() is heir)
         assert events(heir, "leads")[-1]["number"] >= before, "a save that was acknowledged is lost"

@@ -1,4 +1,4 @@
-"""Entities, a leader and a cron, by public names only, for runners of two versions: `python version_program.py`.
+"""Entities, a leader, a cron and a workflow, by public names only, for runners of two versions: `python version_program.py`.
 
 The version is that of the first `coterie` on PYTHONPATH. Each line that begins with "@ " is an event, for the test.
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import coterie
-from coterie import Cluster, Entity, Leader, Tick, rpc
+from coterie import Cluster, Entity, Leader, Tick, Workflow, rpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -94,9 +94,24 @@ async def tick(tick: Tick) -> None:
     note("tick", at=tick.scheduled_at.timestamp(), attempt=tick.attempt)
 
 
+async def travel(workflow: Workflow, number: int) -> int:
+    """Steps and sleeps, each of which another version may take over."""
+    total = 0
+    for leg in range(4):
+        total += await workflow.step(f"leg {leg}", go, number, leg)
+        await workflow.sleep("200ms", name=f"rest {leg}")
+    return total
+
+
+async def go(number: int, leg: int) -> int:
+    note("leg", number=number, leg=leg)
+    return number
+
+
 def program(cluster: Cluster) -> Cluster:
     """Define all of it."""
     cluster.entity(Account)
+    cluster.workflow(travel)
     cluster.singleton("tally", state=Tally)(lead)
     cluster.cron("each", "* * * * * *", catch_up="all")(tick)
     return cluster

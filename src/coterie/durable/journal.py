@@ -146,6 +146,8 @@ class Journal:
         value: bytes | None = None,
         error: bytes | None = None,
         due_s: float | None = None,
+        began_at: datetime | None = None,
+        attempts: int | None = None,
         wait: bool = True,
     ) -> StepRow:
         """Store a step, retrying while we hold the seat. Returns: the row as stored.
@@ -169,6 +171,9 @@ class Journal:
             value=value,
             error=error,
             due_s=due_s,
+            began_at=began_at,
+            attempts=attempts,
+            runner=self._services.runner,
         )
         result = await while_held(
             self.require_may_write, partial(self._try_to_store, write), what=self._what(place), log=log

@@ -144,6 +144,15 @@ class StepCall(NamedTuple):
     """Whether its result is needed again."""
 
 
+class Attempts:
+    """Counts the attempts of a step."""
+
+    __slots__ = ("made",)
+
+    def __init__(self) -> None:
+        self.made = 0
+
+
 class DurableWork(WaitingWork):
     """The steps of one unit.
 
@@ -222,9 +231,10 @@ class DurableWork(WaitingWork):
     async def _run_and_store(self, step: StepCall) -> tuple[StepRow, Any]:
         """Run and store a step. Returns: the stored row, and its value if that is known without decoding."""
         place, data, error = step.place, None, None
+        attempts, began_at = Attempts(), self._dial.now()
         with self.at_work():
             try:
-                value = await self._run_with_retries(step)
+                value = await self._run_with_retries(step, attempts)
                 if step.keep:
                     data, value = encoded(step.fn, value, what=self._what(place))
                     if len(data) > self._most_bytes:
@@ -237,19 +247,20 @@ class DurableWork(WaitingWork):
             if chaos.on:
                 chaos.saw("step", f"{place.name} of {self.unit}")
                 await chaos.point("workflows.before_step")
-            row = await self._store(place, value=data, error=error)
+            row = await self._store(place, value=data, error=error, began_at=began_at, attempts=attempts.made)
             metrics.STEPS.of("ok" if row.error is None else "failed").value += 1
             return row, value if row.value is data else _UNREAD  # an earlier attempt may have stored another value
 
-    async def _run_with_retries(self, step: StepCall) -> Any:
+    async def _run_with_retries(self, step: StepCall, attempts: Attempts) -> Any:
         place, fn, args, kwargs, retry, timeout_s, _ = step
         attempt = unreached = 0
         while True:
+            attempts.made += 1
             try:
                 with self.places.inside():
                     if timeout_s is None and not spans.on:
                         return await fn(*args, **kwargs)
-                    return await self._limited(place, fn(*args, **kwargs), timeout_s, attempt + unreached + 1)
+                    return await self._limited(place, fn(*args, **kwargs), timeout_s, attempts.made)
             except (LeadershipLost, StepDiverged):
                 raise
             except asyncio.CancelledError:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from coterie.observe.facts import ClusterFacts
     from coterie.observe.message_filter import ChosenMessages, MessageOptions
     from coterie.observe.view import WorkflowLine
-    from coterie.storage.contracts.units import StepRow, UnitRow
+    from coterie.storage.contracts.units import StepRecord, StepRow, UnitRow
     from coterie.storage.interface import ClusterSnapshot, StateRow
 
 _COUNTED_MOST = 10_000
@@ -72,7 +72,7 @@ async def singleton(here: Client, facts: ClusterFacts, name: str, *, texts: bool
         for each in await storage.units.list(status=None, name=name, older_s=None, most=_UNITS_MOST)
         if each.kind == "leader"
     ]
-    steps = [each for unit in units for each in await storage.units.steps(unit.unit)]
+    steps = [each for unit in units for each in await storage.units.records(unit.unit)]
     stored = None if current is None else {**state(current, texts=texts), "saved_at": _saved_at(current, saved)}
     return {
         "line": singleton_line(info, facts, texts=texts),
@@ -197,6 +197,23 @@ async def ticks(
             }
         )
     return {"from": start, "until": end, "crons": found, "more": len(facts.crons) > len(chosen)}
+
+
+# ── shards ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def moves(here: Client) -> dict[str, Any]:
+    """The moves of shards of the last hour, the oldest first, as far as the process that answers knows them."""
+    if here.facts() is None:  # a client knows what it has read, a runner what happens
+        await here.directory.refresh()
+    since, found = here.directory.moves.recent()
+    return {
+        "since": since,
+        "moves": [
+            {"at": each.at, "shard": each.shard, "epoch": each.epoch, "from": each.former, "to": each.owner}
+            for each in found
+        ],
+    }
 
 
 # ── entities ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -335,7 +352,7 @@ async def workflow(here: Client, row: UnitRow, *, texts: bool, tokens: bool) -> 
         texts: Whether to include texts of the program.
         tokens: Whether to include the tokens of deferreds: who has one can resolve the deferred.
     """
-    steps = await here.storage.units.steps(row.unit)
+    steps = await here.storage.units.records(row.unit)
     told: dict[str, Any] = {
         "line": _run(row, texts=texts),
         "version": row.version,
@@ -346,6 +363,7 @@ async def workflow(here: Client, row: UnitRow, *, texts: bool, tokens: bool) -> 
             {
                 "name": each.name,
                 "kind": each.kind,
+                "began_at": each.began_at,
                 "until_at": each.due_at,
                 "token": token(here, row, each) if tokens and each.kind == "deferred" else None,
                 "schema": _schema(each) if each.kind == "deferred" else None,
@@ -365,20 +383,23 @@ def _run(row: UnitRow, *, texts: bool) -> WorkflowLine:
     return line if texts else without_text(line)
 
 
-def step(row: StepRow, *, texts: bool) -> dict[str, Any]:
-    """A step. When it began and ended, and its attempts, are not stored."""
+def step(row: StepRecord, *, texts: bool) -> dict[str, Any]:
+    """A step. What an older version has stored has no beginning, attempts or runner."""
+    rejected = None if row.rejection is None else worded(f"DeferredRejected: {row.rejection}", texts=texts)
+    error = rejected or _worded(row.error, texts=texts)
     told = {
         "branch": row.branch,
         "position": row.position,
         "kind": row.kind,
         "name": row.name,
-        "status": "failed" if row.error is not None else "done" if row.done else "waiting",
+        "status": "failed" if error is not None else "done" if row.done else "waiting",
         "done": row.done,
         "due_at": row.due_at,
-        "started_at": None,
-        "ended_at": None,
-        "attempts": None,
-        "error": _worded(row.error, texts=texts),
+        "began_at": row.began_at,
+        "ended_at": row.ended_at,
+        "attempts": row.attempts,
+        "runner": row.runner,
+        "error": error,
     }
     if texts:
         told["result"] = None if row.value is None or not row.done else plain(decoded(row.value))

@@ -1,21 +1,30 @@
-"""The last known holder of each seat, by which calls are routed, on runners and clients alike."""
+"""The last known holder of each seat, by which calls are routed, and the last moves of shards; on runners and clients."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from collections import deque
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
 
+from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.kernel.service import Tasks
 from coterie.transport.interface import PeerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+    from datetime import datetime
 
+    from coterie.kernel.clock import Clock
     from coterie.storage.interface import ClusterSnapshot, RunnerRow
 
 _NAMES_MOST = 1_000
 """How many names of runners are remembered."""
+_SHARD = "shard:"
+_MOVES_MOST = 10_000
+_MOVES_KEPT = timedelta(hours=1)
+"""How many moves of shards are remembered, and for how long."""
 
 
 def peer_of(runner: RunnerRow) -> PeerAddress:
@@ -28,10 +37,12 @@ class Directory:
 
     Args:
         read: Reads the tables.
+        clock: Dates the moves of shards; that of the system unless given.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[ClusterSnapshot]]) -> None:
+    def __init__(self, read: Callable[[], Awaitable[ClusterSnapshot]], clock: Clock | None = None) -> None:
         self._read = read
+        self.moves = ShardMoves(clock or SystemClock())
         self._runners: dict[str, RunnerRow] = {}
         self._holders: dict[str, tuple[str | None, int]] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -98,6 +109,10 @@ class Directory:
         for name, (holder, epoch) in heard.items():
             if epoch > self._holders.get(name, (None, 0))[1] and holder in self._runners:
                 self._holders[name] = holder, epoch
+        self.moves.begin()
+        if heard != self._holders:
+            for name, (holder, epoch) in self._holders.items():
+                self._note_move(name, heard.get(name), holder, epoch)
         self._notify()
         for runner in gone:
             del self._seen[runner]
@@ -113,8 +128,19 @@ class Directory:
         """Apply a runner's notice that it was granted seats."""
         for name, epoch in granted:
             if epoch > self.epoch(name):
+                self._note_move(name, self._holders.get(name), holder, epoch)
                 self._holders[name] = holder, epoch
         self._notify()
+
+    def _note_move(self, seat: str, before: tuple[str | None, int] | None, holder: str | None, epoch: int) -> None:
+        """Remember that a shard was granted, or has lost its holder. What is seen for the first time has not moved."""
+        if before is None or before == (holder, epoch):
+            return
+        former, former_epoch = before
+        is_later = epoch > former_epoch or (epoch == former_epoch and holder is None)
+        if is_later and seat.startswith(_SHARD):
+            names = [None if each is None else self.name_of(each) for each in (former, holder)]
+            self.moves.add(seat.removeprefix(_SHARD), epoch, former=names[0], owner=names[1])
 
     async def refresh(self) -> None:
         """Read the tables again; concurrent callers share one read that began after they called, or the next."""
@@ -140,3 +166,55 @@ class Directory:
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+class ShardMove(NamedTuple):
+    """A shard was granted to a runner, or has lost its holder."""
+
+    at: datetime
+    """When this process learned of it."""
+    shard: str
+    """`default:42`."""
+    epoch: int
+    former: str | None
+    """The name of the runner that held it, as far as was known here."""
+    owner: str | None
+    """The name of the runner that holds it now; None: no runner does."""
+
+
+class ShardMoves:
+    """The moves of the last hour that this process has learned of, while it knew the directory: it reads and stores
+    nothing for them.
+
+    Args:
+        clock: Dates them.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since: datetime | None = None
+        self._moves: deque[ShardMove] = deque()
+
+    def begin(self) -> None:
+        """From now on, all moves are noticed."""
+        self._since = self._since or self._now()
+
+    def add(self, shard: str, epoch: int, *, former: str | None, owner: str | None) -> None:
+        """Remember a move."""
+        self._moves.append(ShardMove(self._now(), shard, epoch, former, owner))
+        self._forget_old()
+
+    def recent(self) -> tuple[datetime | None, tuple[ShardMove, ...]]:
+        """Since when no move is missing, and the moves, the oldest first. None: nothing is known yet."""
+        self._forget_old()
+        return self._since, tuple(self._moves)
+
+    def _now(self) -> datetime:
+        return to_datetime(self._clock.wall_ns())
+
+    def _forget_old(self) -> None:
+        edge = self._now() - _MOVES_KEPT
+        while self._moves and (self._moves[0].at < edge or len(self._moves) > _MOVES_MOST):
+            edge = max(edge, self._moves.popleft().at)
+        if self._since is not None:
+            self._since = max(self._since, edge)

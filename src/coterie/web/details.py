@@ -51,6 +51,7 @@ class Details:
             "singleton": self.singleton,
             "cron": self.cron,
             "ticks": self.ticks,
+            "shards/moves": self.moves,
             "entities": self.entities,
             "entity": self.entity,
             "messages": self.messages,
@@ -81,6 +82,10 @@ class Details:
         start, end = _instant(request, "from"), _instant(request, "until")
         facts = await self._sight.facts()
         return await details.ticks(self._sight.here(), facts, start=start, end=end, texts=self._texts)
+
+    async def moves(self, _: Request) -> Any:
+        """The moves of shards of the last hour."""
+        return await details.moves(self._sight.here())
 
     async def entities(self, request: Request) -> Any:
         """The active entities of a type."""

@@ -98,6 +98,28 @@ async def test_wf_01_a_run_fails_sleeps_waits_and_ends_and_starting_it_again_add
 
 
 @pytest.mark.simulated(seeds=2)
+async def test_the_steps_of_a_run_lie_on_a_line_of_time() -> None:
+    """By the database's clock, which time of the simulator is."""
+    cluster, diary = new_cluster(), Diary()
+    order = define_order(cluster, diary)
+    diary.fails["charge"] = 2
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(order, 500, id="1")
+        await sim.wait_until(lambda: "approval" in diary.tokens, within="15s")
+        await suspended(sim, run)
+        label = holder(sim, order).name
+        charge, think, approval = await cluster._acting().storage.units.records("workflow:order/1")
+        assert [each.runner for each in (charge, think, approval)] == [label] * 3
+        assert [each.attempts for each in (charge, think, approval)] == [3, None, None]
+        began_s = (charge.began_at - noon(0)).total_seconds()  # type: ignore[operator] # it is known
+        assert diary.lines[0].at_s - 0.1 <= began_s <= diary.lines[0].at_s, "the clock is known within a reply's time"
+        times = [charge.began_at, charge.ended_at, think.began_at, think.ended_at, approval.began_at]
+        assert times == sorted(times)  # type: ignore[type-var] # all are known
+        assert timedelta(seconds=10) <= think.ended_at - think.began_at < timedelta(seconds=12)  # type: ignore[operator]
+        assert approval.ended_at is None
+
+
+@pytest.mark.simulated(seeds=2)
 async def test_wf_02_a_suspended_run_that_is_interrupted_undoes_what_it_did() -> None:
     cluster, diary = new_cluster(), Diary()
     order = define_order(cluster, diary)

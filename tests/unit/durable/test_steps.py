@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -105,6 +106,22 @@ async def test_a_stored_result_that_the_code_reads_otherwise_now_diverges_for_go
     assert isinstance(ground.work.halted, StepDiverged)
     with pytest.raises(StepDiverged):
         await ground.work.step("t", Work(), (), {})
+
+
+async def test_a_step_is_stored_with_its_beginning_its_attempts_and_its_runner() -> None:
+    """By the database's clock, before its first attempt; what could not reach its receiver counts as an attempt."""
+    ground, work = Ground(), Work(ValueError("x"), unreachable())
+    began_at = ground.units.now()
+    await ground.work.step("s", work, (), {}, retry=Retry(attempts=3, base="1s", jitter=0.0))
+    with pytest.raises(ValueError, match="y"):
+        await ground.work.step("t", Work(ValueError("y")), (), {})
+    first, second = ground.units.written
+    assert (first.began_at, first.attempts, first.runner) == (began_at, 3, "r1")
+    assert ground.units.now() - began_at >= timedelta(seconds=1)
+    assert (second.began_at, second.attempts) == (ground.units.now(), 1)
+    await ground.work.sleep("1s", name="nap")
+    assert [(each.began_at, each.attempts) for each in ground.units.written[2:]] == [(None, None), (None, None)]
+    await ground.tasks.stop()
 
 
 async def test_what_fails_is_tried_again_as_often_as_its_retry_says() -> None:

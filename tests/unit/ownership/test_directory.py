@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from coterie.kernel.clock import ManualClock
+from coterie.ownership import directory as directories
 from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
@@ -188,3 +190,44 @@ async def test_one_that_has_stopped_reads_no_more() -> None:
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert directory._refreshing is None
+
+
+def moved(directory: Directory) -> list[tuple[str, int, str | None, str | None]]:
+    return [(each.shard, each.epoch, each.former, each.owner) for each in directory.moves.recent()[1]]
+
+
+def test_moves_of_shards_are_remembered_as_they_are_read_and_heard() -> None:
+    directory = Directory(never)
+    assert directory.moves.recent() == (None, ())
+    one, two = "shard:default:1", "shard:default:2"
+    directory.learn(view(seat(one, "a", 3), seat(two, None, 0), seat("singleton:s", "a", 1)))
+    assert moved(directory) == [], "what is seen first has not moved"
+    directory.learn_grants("b", [(one, 4), ("singleton:s", 2), ("shard:default:3", 1)])
+    directory.learn(view(seat(one, "a", 3), seat(two, "b", 1)))  # read before the grant that was heard
+    directory.learn(view(seat(one, None, 4), seat(two, "b", 1)))
+    directory.learn(view(seat(one, None, 4), seat(two, "b", 1)))
+    directory.learn(view(seat(one, "b", 4), seat(two, "b", 1)))  # an older reading that arrives late
+    directory.learn(view(seat(one, "a", 6), seat(two, "b", 1), runners="a"))
+    assert moved(directory) == [
+        ("default:1", 4, "a", "b"),
+        ("default:2", 1, None, "b"),
+        ("default:1", 4, "b", None),
+        ("default:1", 6, "b", "a"),
+    ]
+
+
+def test_moves_are_remembered_for_an_hour_and_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(AT)
+    directory = Directory(never, clock)
+    directory.learn(view(seat("shard:default:1", "a", 1)))
+    for epoch in range(2, 5):
+        clock.advance(timedelta(minutes=20))
+        directory.learn_grants("b", [("shard:default:1", epoch)])
+    assert directory.moves.recent()[0] == AT
+    clock.advance(timedelta(minutes=30))
+    since, kept = directory.moves.recent()
+    assert (since, [each.epoch for each in kept]) == (AT + timedelta(minutes=30), [3, 4])
+    monkeypatch.setattr(directories, "_MOVES_MOST", 1)
+    directory.learn_grants("a", [("shard:default:1", 5)])
+    since, kept = directory.moves.recent()
+    assert (since, [each.epoch for each in kept]) == (AT + timedelta(minutes=60), [5]), "since the last one forgotten"

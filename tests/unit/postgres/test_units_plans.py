@@ -25,14 +25,16 @@ ONE = "'default', 'r1', 's1', 1"
 MINE = f"'default', 'r1', {SEATS}, {WHOLE}"
 KINDS = "array['step', 'step']::text[]"
 STEPS = f"{MINE}, {UNITS}, {UNITS}, {TEXTS}, {WHOLE}, {KINDS}, {TEXTS}, array['', '']::bytea[]"
+TIMES = f"array[now(), null]::timestamptz[], array[1, null]::int[], {TEXTS}"
 HOT = {
-    "add_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}",
-    "add_step": f"{ONE}, 'u1', '', 0, 'n', '', 'a'",
-    "write_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}",
+    "add_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}, {TIMES}",
+    "add_step": f"{ONE}, 'u1', '', 0, 'n', '', 'a', now(), 1, 'anna'",
+    "write_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}, {TIMES}",
     "end_units": f"{MINE}, {UNITS}, array['done', 'failed']::text[], {BYTES}, {BYTES}, array['', '']::bytea[]",
     "open_unit": f"{ONE}, 'u1', 'leader', 'n', 'i', 7",
     "look_at_unit": f"{ONE}, 'u1'",
     "steps_of_unit": "'default', 'u1'",
+    "records_of_unit": "'default', 'u1'",
     "deferreds_of_unit": "'default', 'u1', 7",
     "look_for_units": f"{MINE}, 10",
     "wake_due_units": MINE,

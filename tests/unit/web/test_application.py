@@ -25,7 +25,8 @@ PAGE = ["/", "/api/session", "/api/view"]
 PATHS = [*PROBES, *MACHINES, *PAGE]
 ASSET, STREAM = "/page/index.html", "/api/stream"
 DETAILS = [
-    "singleton", "cron", "ticks", "entities", "entity", "messages", "message", "workflow", "kv", "activity",
+    "singleton", "cron", "ticks", "shards/moves", "entities", "entity", "messages", "message", "workflow", "kv",
+    "activity",
 ]  # fmt: skip
 GUARDED = [*MACHINES, *PAGE]  # files of the page: test_assets.py
 METHODS = ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"]

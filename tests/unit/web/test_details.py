@@ -71,6 +71,11 @@ async def test_everything_in_detail(tmp_path: Path) -> None:
         later = await got(http, "ticks", **{"from": "2126-01-01T00:00:00Z", "until": "2126-01-01T05:00:00Z"})
         assert (later["crons"][0]["ticks"], len(later["crons"][0]["next"])) == ([], 5)
 
+        moved = await got(http, "shards/moves")
+        assert {each["shard"] for each in moved["moves"]} == {f"default:{number}" for number in range(3)}
+        assert {(each["epoch"], each["from"], each["to"]) for each in moved["moves"]} == {(1, None, "anna")}
+        assert all(moved["since"] <= each["at"] for each in moved["moves"])
+
         entities = await got(http, "entities", type="Account")
         assert [(each["id"], each["runner"], each["waiting"]) for each in entities["entities"]] == [
             ("alice", "anna", 0)
@@ -91,11 +96,12 @@ async def test_everything_in_detail(tmp_path: Path) -> None:
 
         run = await got(http, "workflow", name="checkout", id="o-7")
         assert (run["line"]["status"], run["input"], run["result"]) == ("suspended", f"order {SECRET}", None)
-        assert [(each["name"], each["status"], each["started_at"]) for each in run["steps"]][:1] == [
-            ("charge", "done", None)
-        ]
+        charge, approval = run["steps"]
+        assert (charge["name"], charge["status"], charge["attempts"], charge["runner"]) == ("charge", "done", 1, "anna")
+        assert run["line"]["started_at"] <= charge["began_at"] <= charge["ended_at"] <= approval["began_at"]
+        assert (approval["status"], approval["ended_at"], approval["attempts"]) == ("waiting", None, None)
         (wait,) = run["waits"]
-        assert (wait["name"], wait["kind"]) == ("approval", "deferred")
+        assert (wait["name"], wait["kind"], wait["began_at"]) == ("approval", "deferred", approval["began_at"])
         assert "approved" in str(wait["schema"])
         async with browser(cluster, access=lambda _: "read") as reader:
             (seen,) = (await got(reader, "workflow", name="checkout", id="o-7"))["waits"]

@@ -18,9 +18,9 @@ from coterie.cli.client import (
     read_json,
     refuse,
 )
-from coterie.cli.output import as_json, plain, safe
+from coterie.cli.output import as_json, lasting, plain, safe
 from coterie.durable import failure
-from coterie.observe.details import decoded, token
+from coterie.observe.details import decoded, step, token
 from coterie.storage.contracts.units import UnitStatus
 from coterie.workflows.definition import unit_of
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
-    from coterie.storage.contracts.units import StepRow, UnitRow
+    from coterie.storage.contracts.units import StepRecord, UnitRow
     from coterie.workflows.api import WorkflowInfo
 
 _GLYPHS = {"running": "good", "suspended": "good", "done": "good", "failed": "bad", "interrupted": "warn"}
@@ -76,14 +76,14 @@ async def show(ctx: ClientCommand, run: str) -> None:
       coterie workflows show checkout/order-7 --json
     """
     row = await _found(ctx, run)
-    steps = await ctx.here.storage.units.steps(row.unit)
+    steps = await ctx.here.storage.units.records(row.unit)
     tokens = {each.name: token(ctx.here, row, each) for each in steps if _waits(each)}
     now = await ctx.here.storage.now()
     value = {
         **_fields(row),
         "payload": plain(decoded(row.payload)),
         "result": None if row.value is None else plain(decoded(row.value)),
-        "steps": [_step(each) for each in steps],
+        "steps": [plain(step(each, texts=True)) for each in steps],
         "deferreds": tokens,
     }
     ctx.show(value, lambda: _shown(ctx.screen, row, steps, tokens, now))
@@ -208,20 +208,7 @@ def _fields(row: UnitRow) -> dict[str, Any]:
     }
 
 
-def _step(step: StepRow) -> dict[str, Any]:
-    return {
-        "branch": step.branch,
-        "position": step.position,
-        "kind": step.kind,
-        "name": step.name,
-        "done": step.done,
-        "result": None if step.value is None or not step.done else plain(decoded(step.value)),
-        "error": None if step.error is None else failure.text_of(step.error),
-        "due_at": plain(step.due_at),
-    }
-
-
-def _waits(step: StepRow) -> bool:
+def _waits(step: StepRecord) -> bool:
     return step.kind == "deferred" and not step.done
 
 
@@ -249,7 +236,7 @@ def _status(screen: Screen, status: UnitStatus, *, interrupting: bool) -> str:
     return f"{screen.glyph(_GLYPHS[status])} {status}{ending}"
 
 
-def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRow], tokens: dict[str, str], now: datetime) -> str:
+def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRecord], tokens: dict[str, str], now: datetime) -> str:
     pairs = [
         ("shard", row.seat.partition(":")[2]),
         ("version", row.version),
@@ -263,17 +250,31 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRow], tokens: dict[
     head = screen.headed(f"{row.name}/{row.id}", _status(screen, row.status, interrupting=row.interrupting))
     parts = [f"{head}\n{fields(pairs)}"]
     if steps:
-        rows = [(each.name or "-", each.kind, _outcome(screen, each, now)) for each in steps]
-        table = screen.table(("STEP", "KIND", "RESULT"), rows)
+        rows = [
+            (
+                each.name or "-",
+                each.kind,
+                "-" if each.began_at is None else screen.time(each.began_at, now),
+                "-" if each.began_at is None or each.ended_at is None else lasting(each.ended_at - each.began_at),
+                "-" if each.attempts is None else str(each.attempts),
+                each.runner or "-",
+                _outcome(screen, each, now),
+            )
+            for each in steps
+        ]
+        columns = ("STEP", "KIND", "BEGAN", "TOOK", "ATTEMPTS", "ON", "RESULT")
+        table = screen.table(columns, rows, right=("TOOK", "ATTEMPTS"), spare=("ATTEMPTS", "ON", "KIND"))
         parts.append("\n".join(f"  {line}" for line in table.splitlines()))
     parts += [f"resolve {name}: coterie workflows resolve {token} JSON" for name, token in tokens.items()]
     return "\n\n".join(parts)
 
 
-def _outcome(screen: Screen, step: StepRow, now: datetime) -> str:
+def _outcome(screen: Screen, step: StepRecord, now: datetime) -> str:
     if not step.done:
         until = "" if step.due_at is None else f" until {screen.time(step.due_at, now)}"
         return f"waits{until}"
+    if step.rejection is not None:
+        return f"{screen.glyph('bad')} {one_line(step.rejection)}"
     if step.error is not None:
         return f"{screen.glyph('bad')} {one_line(failure.text_of(step.error))}"
     shown = "" if step.value is None else f" {as_json(decoded(step.value))}"

@@ -54,6 +54,21 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """When a sleep ends, or the wait for a deferred times out."""
 
 
+class StepRecord(StepRow, frozen=True, kw_only=True):
+    """A step as people see it. A wait whose value has come is done, even if its unit has not stored that yet."""
+
+    began_at: datetime | None
+    """When its last run, or the wait, began; None: stored by an older version."""
+    ended_at: datetime | None
+    """When its result was stored, or its value came; None: it is waited for."""
+    attempts: int | None
+    """The attempts of its last run; None: unknown, or a wait."""
+    runner: str | None
+    """The name of the runner that stored it; None: stored by an older version."""
+    rejection: str | None
+    """Why a deferred was rejected, until its unit has stored that as its error."""
+
+
 class StepWrite(msgspec.Struct, frozen=True):
     """Store a step, or the end of one that is being waited for. The result is a `StepResult`."""
 
@@ -69,6 +84,11 @@ class StepWrite(msgspec.Struct, frozen=True):
     error: bytes | None = None
     due_s: float | None = None
     """It is due this long after now, by the database's clock."""
+    began_at: datetime | None = None
+    """When it began, by the database's clock as it is known here; None: now. Ignored for the end of a wait."""
+    attempts: int | None = None
+    runner: str | None = None
+    """The name of the runner."""
 
     @property
     def key(self) -> str:
@@ -363,6 +383,10 @@ class UnitStore(Protocol):
 
     async def steps(self, unit: str) -> Sequence[StepRow]:
         """Return the steps of a unit that has not ended, by branch and position; none if there is no such unit."""
+        ...
+
+    async def records(self, unit: str) -> Sequence[StepRecord]:
+        """Return the steps of a unit that has not ended for people to see, by branch and position."""
         ...
 
     async def list(

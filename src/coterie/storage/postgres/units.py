@@ -9,6 +9,7 @@ from coterie.storage.contracts.units import (
     DeferredRow,
     ParentEnded,
     ResolveResult,
+    StepRecord,
     StepRow,
     TakenUnits,
     UnitRow,
@@ -172,6 +173,10 @@ class PostgresUnits:
     async def steps(self, unit: str) -> Sequence[StepRow]:
         """Return its steps, by branch and position."""
         return [StepRow(**dict(row.items())) for row in await self._read("steps_of_unit", unit)]
+
+    async def records(self, unit: str) -> Sequence[StepRecord]:
+        """Return its steps for people to see, by branch and position."""
+        return [StepRecord(**dict(row.items())) for row in await self._read("records_of_unit", unit)]
 
     async def list(
         self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from coterie.kernel.clock import to_datetime
+from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage import statements
-from coterie.storage.contracts.units import StepResult, StepRow, UnitEndResult
+from coterie.storage.contracts.units import StepRecord, StepResult, StepRow, UnitEndResult
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.store import bindings, encoded, later_ns, to_instant, write_rows
 
@@ -89,7 +89,9 @@ def _write_steps(connection: apsw.Connection, scope: Scope, chosen: Sequence[Ste
         return
     new = [_row(scope, write) for write in chosen if write.key not in known]
     ends = [
-        (write.unit, write.branch, write.position, write.value, write.error) for write in chosen if write.key in known
+        (write.unit, write.branch, write.position, write.value, write.error, write.runner)
+        for write in chosen
+        if write.key in known
     ]
     same = scope.cluster, later_ns(scope)
     write_rows(connection, SQL["step_insert"], same, new)
@@ -119,11 +121,18 @@ def _row(scope: Scope, write: StepWrite) -> tuple[Any, ...]:
         _due_at_ns(scope, write),
         write.value,
         write.error,
+        _began_at_ns(scope, write),
+        write.attempts,
+        write.runner,
     )
 
 
 def _due_at_ns(scope: Scope, write: StepWrite) -> int | None:
     return None if write.due_s is None else later_ns(scope, write.due_s)
+
+
+def _began_at_ns(scope: Scope, write: StepWrite) -> int:
+    return later_ns(scope) if write.began_at is None else min(to_ns(write.began_at), later_ns(scope))
 
 
 def _stepped(
@@ -167,6 +176,19 @@ def step_row(row: Sequence[Any]) -> StepRow:
         value=value,
         error=error,
         due_at=to_instant(due_at_ns),
+    )
+
+
+def step_record(row: Sequence[Any]) -> StepRecord:
+    """Convert a row of a step for people."""
+    *plain, began_at_ns, ended_at_ns, attempts, runner, rejection = row
+    return StepRecord(
+        **msgspec.structs.asdict(step_row(plain)),
+        began_at=to_instant(began_at_ns),
+        ended_at=to_instant(ended_at_ns),
+        attempts=attempts,
+        runner=runner,
+        rejection=rejection,
     )
 
 

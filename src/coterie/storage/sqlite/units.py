@@ -25,7 +25,7 @@ from coterie.storage.contracts.units import (
 )
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.store import SqliteStore, ago_ns, bindings, encoded, later_ns, reads, to_instant, writes
-from coterie.storage.sqlite.unit_writes import SQL, forget_rows, step_row
+from coterie.storage.sqlite.unit_writes import SQL, forget_rows, step_record, step_row
 from coterie.storage.sqlite.write_lock import snapshot
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.storage.contracts.units import (
+        StepRecord,
         StepResult,
         StepRow,
         StepWrite,
@@ -82,6 +83,11 @@ def _load(connection: apsw.Connection, scope: Scope, claim: Claim, unit: str) ->
 def steps(connection: apsw.Connection, scope: Scope, unit: str) -> tuple[StepRow, ...]:
     """The steps of a unit, by branch and position."""
     return tuple(map(step_row, connection.execute(SQL["steps"], bindings(scope, unit=unit)).fetchall()))
+
+
+def records(connection: apsw.Connection, scope: Scope, unit: str) -> tuple[StepRecord, ...]:
+    """The steps of a unit for people to see, by branch and position."""
+    return tuple(map(step_record, connection.execute(SQL["records"], bindings(scope, unit=unit)).fetchall()))
 
 
 def opened(
@@ -369,5 +375,6 @@ class SqliteUnits(SqliteStore):
     resume = writes(resume, "resume {unit!r}")
     get = reads(get, "look at {unit!r}")
     steps = reads(steps, "look at {unit!r}")
+    records = reads(records, "look at {unit!r}")
     list = reads(listed, "list units")
     purge = writes(purge, "purge old units")

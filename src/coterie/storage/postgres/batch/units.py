@@ -19,7 +19,10 @@ SingleShape = Literal["add_step"]
 """The statement that carries a write that is alone in its group."""
 
 _SHAPES = frozenset(get_args(Shape))
-_STEP = ("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s")
+_STEP = (
+    *("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s"),
+    *("began_at", "attempts", "runner"),
+)
 _END = ("unit", "status", "value", "error", "outcome")
 
 
@@ -120,6 +123,9 @@ def _add(write: StepWrite) -> tuple[Any, ...]:
         write.name,
         write.digest,
         write.value,
+        write.began_at,
+        write.attempts,
+        write.runner,
     )
 
 

@@ -16,8 +16,10 @@
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
-        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[]
-    ) as u (seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s)
+        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[], $16::timestamptz[], $17::int[], $18::text[]
+    ) as u (
+        seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s, began_at, attempts, runner
+    )
 ), /* include fence (s.name, s.epoch) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 ), judged as materialized (
@@ -34,14 +36,15 @@ with items as materialized (
     order by i.unit, i.branch, i.position
 ), written as (
     insert into coterie.steps as t (
-        cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error
+        cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error, began_at, attempts, runner
     )
     select
         $1, j.unit, j.branch, j.position, j.kind, j.name, j.digest, j.done, j.now,
-        j.now + make_interval(secs => j.due_s), j.value, j.error
+        j.now + make_interval(secs => j.due_s), j.value, j.error, least(j.began_at, j.now), j.attempts, j.runner
     from judged as j
     on conflict (cluster, unit, branch, position) do update -- what was waited for is done; nothing else ever changes
-    set done = true, at = excluded.at, value = excluded.value, error = excluded.error
+    set done = true, at = excluded.at, value = excluded.value, error = excluded.error,
+        began_at = coalesce(t.began_at, t.at), runner = excluded.runner
     where not t.done and excluded.done and t.kind = excluded.kind and t.name = excluded.name
     returning t.*
 )
@@ -77,15 +80,19 @@ from items as i
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
-        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[]
-    ) as u (seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s)
+        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[], $16::timestamptz[], $17::int[], $18::text[]
+    ) as u (
+        seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s, began_at, attempts, runner
+    )
 ), /* include fence (s.name, s.epoch) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
 )
-insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error)
+insert into coterie.steps (
+    cluster, unit, branch, position, kind, name, digest, done, at, due_at, value, error, began_at, attempts, runner
+)
 select
     $1, i.unit, i.branch, i.position, i.kind, i.name, i.digest, i.done, clock.now,
-    clock.now + make_interval(secs => i.due_s), i.value, i.error
+    clock.now + make_interval(secs => i.due_s), i.value, i.error, least(i.began_at, clock.now), i.attempts, i.runner
 from (select * from items order by unit, branch, position) as i
     join held on held.name = i.seat and held.epoch = i.epoch
     cross join clock
@@ -102,8 +109,10 @@ returning unit, branch, position, at, due_at;
 -- As `add_steps`, for one that has succeeded: a step of a unit that runs alone is alone in its group. Without arrays
 -- it takes half the time. Its only row comes through the lock of the fence. If the position is taken it fails, which
 -- is rare; a check would take longer. So it is not for transactions that do more.
-insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, value)
-select $1, $5, $6, $7::bigint, 'step', $8, $9, true, now, $10::bytea
+insert into coterie.steps (
+    cluster, unit, branch, position, kind, name, digest, done, at, value, began_at, attempts, runner
+)
+select $1, $5, $6, $7::bigint, 'step', $8, $9, true, now, $10::bytea, least($11::timestamptz, now), $12::int, $13
 from (
     select clock_timestamp() as now -- not while the fence waits
     from (
@@ -232,6 +241,27 @@ where s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2;
 -- Its steps, in order.
 select branch, position, kind, name, digest, done, value, error, due_at
 from coterie.steps where cluster = $1 and unit = $2 order by branch, position;
+
+-- name: records_of_unit
+-- Its steps for people, in order: with their times, and with values that have come and are not stored as results yet.
+select
+    s.branch, s.position, s.kind, s.name, s.digest, s.done or o.at is not null as done,
+    case when o.at is null then s.value else o.value end as value, coalesce(s.error, o.error) as error, s.due_at,
+    coalesce(s.began_at, case when not s.done then s.at end) as began_at,
+    case when s.done then s.at else o.at end as ended_at, s.attempts, s.runner, o.rejection
+from coterie.units as u
+    join coterie.steps as s on s.cluster = $1 and s.unit = u.unit
+    left join lateral (
+        select d.resolved_at as at, d.value, null::bytea as error, d.error as rejection
+        from coterie.deferreds as d
+        where d.cluster = $1 and d.unit = u.unit and d.name = s.name and d.life = u.life and s.kind = 'deferred'
+        union all
+        select c.ended_at, c.value, c.error, null
+        from coterie.units as c
+        where c.cluster = $1 and c.unit = 'workflow:' || s.name and s.kind = 'child'
+    ) as o on not s.done
+where u.cluster = $1 and u.unit = $2
+order by s.branch, s.position;
 
 -- name: deferreds_of_unit
 -- The values that came for it in this life, in order.

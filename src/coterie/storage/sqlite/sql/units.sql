@@ -13,18 +13,20 @@ from json_each(:rows) as asked
 -- name: step_insert
 -- New steps.
 insert or rollback into steps (
-    cluster, at_ns, unit, branch, position, kind, name, digest, done, due_at_ns, value, error
+    cluster, at_ns, unit, branch, position, kind, name, digest, done, due_at_ns, value, error, began_at_ns, attempts, runner
 )
 values
-    (?1, ?2, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) -- each
+    (?1, ?2, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) -- each
 ;
 
 -- name: step_complete
 -- Steps that were waited for are done.
-update or rollback steps set done = 1, at_ns = ?2, value = said.column4, error = said.column5
+update or rollback steps
+set done = 1, at_ns = ?2, value = said.column4, error = said.column5, runner = said.column6,
+    began_at_ns = coalesce(began_at_ns, at_ns)
 from (
     values
-        (?, ?, ?, ?, ?) -- each
+        (?, ?, ?, ?, ?, ?) -- each
 ) as said
 where steps.cluster = ?1 and steps.unit = said.column1 and steps.branch = said.column2
     and steps.position = said.column3;
@@ -92,6 +94,20 @@ from units as u where cluster = :cluster and unit = :unit;
 -- The steps of a unit, in order.
 select branch, position, kind, name, digest, done, value, error, due_at_ns
 from steps where cluster = :cluster and unit = :unit order by branch, position;
+
+-- name: records
+-- The steps of a unit for people, in order: with their times, and with values that have come and are not stored as results yet.
+select s.branch, s.position, s.kind, s.name, s.digest, s.done or d.unit is not null or c.ended_at_ns is not null,
+    iif(d.unit is not null, d.value, iif(c.ended_at_ns is not null, c.value, s.value)), coalesce(s.error, c.error),
+    s.due_at_ns, coalesce(s.began_at_ns, iif(s.done, null, s.at_ns)),
+    iif(s.done, s.at_ns, coalesce(d.resolved_at_ns, c.ended_at_ns)), s.attempts, s.runner, d.error
+from units as u
+    join steps as s on s.cluster = u.cluster and s.unit = u.unit
+    left join deferreds as d on d.cluster = u.cluster and d.unit = u.unit and d.life = u.life and d.name = s.name
+        and s.kind = 'deferred' and not s.done
+    left join units as c on c.cluster = u.cluster and c.unit = 'workflow:' || s.name and s.kind = 'child' and not s.done
+where u.cluster = :cluster and u.unit = :unit
+order by s.branch, s.position;
 
 -- name: deferreds
 -- The values that came for a unit in this life, in order.
