@@ -124,6 +124,7 @@ function draw() {
     problem(),
     app.shown || page.pages.length === 0 || !app.feed.error ? h("div", { key: page.id, class: `page ${page.id}` }, page.view(app.route)) : null,
   ]);
+  main.dataset.address = app.route.address;
   sweep();
   afterDraw();
   if (fresh) scrollTo(0, 0);
