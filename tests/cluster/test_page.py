@@ -13,7 +13,7 @@ from tests.cluster.page_program import LONG_ID, LONG_KEY, MARKUP, QUOTES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from playwright.sync_api import Browser, Locator
+    from playwright.sync_api import Browser, Locator, Route
 
     from tests.cluster.page_cluster import PageCluster
 
@@ -147,6 +147,44 @@ def test_a_tick_appears_on_its_line(window: Window) -> None:
     before = drawn()
     window.wait_until(lambda: drawn() - before, "another one is drawn")  # not more of them: old ones leave the picture
     assert window.page.locator(".lane .next").count() > 1, "those to come are drawn, too"
+
+
+def test_steps_are_drawn_on_a_line_of_time_with_what_is_known_of_them(window: Window) -> None:
+    """Also those of an older version, which has not stored when they ran."""
+    known = {"began_at": "2026-03-01T12:00:00Z", "ended_at": "2026-03-01T12:00:30Z", "attempts": 3, "runner": "web-2"}
+    rest = {"began_at": "2026-03-01T12:00:30Z", "ended_at": "2026-03-01T12:00:40Z", "attempts": None, "runner": None}
+    none = dict.fromkeys(known)
+    steps = [
+        {"name": "charge", "kind": "step", "status": "done", "done": True, "result": "paid", **known},
+        {"name": "rest", "kind": "sleep", "status": "done", "done": True, **rest},
+        {"name": "of old", "kind": "step", "status": "done", "done": True, **none},
+    ]
+
+    def answer(route: Route) -> None:
+        said = route.fetch().json()
+        route.fulfill(json={**said, "steps": steps})
+
+    window.page.route("**/api/workflow?*", answer)
+    main = window.open("workflows?name=checkout&id=order-0")
+    bars = {each.get_attribute("class"): each.bounding_box() for each in main.locator(".lane rect").all()}
+    ran, waited = bars["tick ran"], bars["tick waited"]
+    assert ran is not None
+    assert waited is not None
+    assert ran["width"] == pytest.approx(3 * waited["width"], rel=0.05), "the length is time"
+    assert waited["x"] == pytest.approx(ran["x"] + ran["width"], abs=4)
+    assert main.locator(".lane-text").all_inner_texts() == [
+        "30s ✓ done · 3 attempts",
+        "10s ✓ done",
+        "done, when is not stored",
+    ]
+    row = main.locator("table[aria-label=steps] tr", has_text="charge")
+    assert row.locator("[data-label=Attempts]").inner_text() == "3"
+    assert row.locator("[data-label=On]").inner_text() == "web-2"
+    steps[:] = [{**each, **none} for each in steps]
+    window.open("workflows")
+    window.open("workflows?name=checkout&id=order-0")
+    assert main.locator(".lane rect").count() == 3, "their order is drawn"
+    window.wait_for("when each of them ran is not stored")
 
 
 def test_two_browsers_see_a_leader_resign(window: Window, browser: Browser, page_cluster: PageCluster) -> None:

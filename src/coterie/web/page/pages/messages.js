@@ -115,7 +115,7 @@ function list(params, filter) {
           { title: "Key", cell: (row) => row.key && name(row.key, 40) },
           { title: "Sent", cell: (row) => time(row.sent_at) },
           { title: "Failed", class: "number", cell: (row) => (row.attempts ? `${row.attempts}×` : "") },
-          { title: "Last error", class: "grow", cell: (row) => h("span", { class: "clip" }, words(row.errors?.at(-1)?.error ?? "")) },
+          { title: "Last error", class: "grow", cell: (row) => row.errors?.length > 0 && h("span", { class: "clip" }, words(row.errors.at(-1).error)) },
         ],
         empty: filter ? h("p", { class: "dim" }, "No message matches this filter.") : empty("No messages are stored. Persisted calls are:", "@rpc(persisted=True)\nasync def charge(self, order_id: str) -> int: …"),
       }),
