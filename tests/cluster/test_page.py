@@ -38,6 +38,8 @@ FEW_ROWS = "{include: [document], exclude: ['tbody tr:nth-child(n+4)', '.cell:nt
 """What axe looks at: rows of a table are alike, and it takes long."""
 
 OVER = "document.documentElement.scrollWidth - innerWidth"
+CUT = """[...document.querySelectorAll(".table")].filter((each) => each.scrollWidth > each.clientWidth + 1)
+    .map((each) => each.querySelector("table").ariaLabel)"""
 HIDDEN = """() => [...document.querySelectorAll("#main :is(a, button, input, select, textarea)")].filter((each) => {
     if (!each.checkVisibility()) return false;
     each.scrollIntoView({block: "center", behavior: "instant"});
@@ -58,6 +60,7 @@ def test_every_page_is_shown_without_errors_and_nothing_is_wider_than_the_screen
             window.page.set_viewport_size({"width": width, "height": 800})
             over = window.page.evaluate(OVER)
             assert over <= 0, f"{address} is {over} px wider than {width}"
+            assert window.page.evaluate(CUT) == [], f"tables of {address} are cut off at {width}"
 
 
 def test_at_twice_the_size_everything_can_be_reached(browser: Browser, page_cluster: PageCluster) -> None:

@@ -19,6 +19,7 @@ const LANES_MOST = 24;
 const MARKS_MOST = 1_800; // in all lanes; where there are more, the worst of each place is drawn
 const PLACES_MOST = 240; // in one lane
 const NEXT_MOST = 34; // rings in the width of a lane: more would touch each other
+const KNOWN_MOST = 100; // ticks to come that the server names
 const KINDS = { ran: "good", failed: "bad", skipped: "off" };
 
 export function cronState(row) {
@@ -67,12 +68,12 @@ function list(all, params) {
     selected: params.name,
     columns: [
       { title: "Cron", cell: (row) => h("a", { class: "primary", href: link("cron", { ...params, name: row.name }) }, name(row.name, 60)) },
-      { title: "When", cell: (row) => [name(row.explained || row.schedule, 80), !row.explained.includes(row.timezone) && !row.schedule.startsWith("@every") && h("span", { class: "dim" }, " ", name(row.timezone))] },
+      { title: "When", class: "wraps", cell: (row) => [name(row.explained || row.schedule, 80), !row.explained.includes(row.timezone) && !row.schedule.startsWith("@every") && h("span", { class: "dim" }, " ", name(row.timezone))] },
       { title: "Next", cell: nextTick },
       { title: "Last", cell: (row) => time(row.last_run_at, { scheduled: row.timezone }) },
-      { title: "Took", class: "number", cell: (row) => (row.took_s === null ? "" : duration(row.took_s)) },
+      { title: "Took", class: "number extra", cell: (row) => (row.took_s === null ? "" : duration(row.took_s)) },
       { title: "Result", cell: cronState },
-      { title: "On", cell: (row) => runner(row.runner) },
+      { title: "On", class: "extra", cell: (row) => runner(row.runner) },
       { title: "Acts", class: "right", cell: (row) => h("div", { class: "acts" }, trigger(row, "▶"), pauseOrResume(row)) },
     ],
   });
@@ -135,7 +136,7 @@ function laneOf(axis, row, found, places) {
     "div",
     { class: "lane-row", key: row.name },
     h("a", { class: "lane-name", href: link("cron", { name: row.name }) }, name(row.name, 40), h("span", { class: "dim" }, " ", name(row.explained || row.schedule, 40))),
-    axis.lane(label, worst(axis, ticks, places).map((tick) => drawn(axis, tick)), thinned(axis, future, Math.min(NEXT_MOST, places)).map((at) => axis.mark(Date.parse(at), "tick next", RING, `to come: ${absolute(at, zone(row.timezone))}`))),
+    axis.lane(label, worst(axis, ticks, places).map((tick) => drawn(axis, tick)), thinned(axis, future, Math.min(NEXT_MOST, places)).map((at) => axis.mark(Date.parse(at), "tick next", RING, `to come: ${absolute(at, zone(row.timezone))}`)), beyond(axis, found)),
     h("span", { class: "lane-text dim" }, `${counted(ticks.length, "tick")}${failures ? `, ${count(failures)} failed` : ""}${found?.more ? ", more than shown" : ""}`),
   );
 }
@@ -150,6 +151,13 @@ function worst(axis, ticks, most) {
     if (!old || (rank[tick.outcome] ?? 2) > (rank[old.outcome] ?? 2)) places.set(place, tick);
   }
   return [...places.values()];
+}
+
+/** Those after the last one that is known. */
+function beyond(axis, found) {
+  const known = found?.next ?? [];
+  if (known.length < KNOWN_MOST || !axis.has(Date.parse(known.at(-1)))) return null;
+  return h("line", { key: " beyond", class: "beyond", x1: `${(axis.at(Date.parse(known.at(-1))) + 1.5).toFixed(2)}%`, x2: "100%", y1: 12, y2: 12 });
 }
 
 function thinned(axis, instants, most) {

@@ -98,9 +98,11 @@ function list(params, filter) {
     const ids = found.filter((row) => selected.has(row.id)).map((row) => row.id);
     const ended = given.state === "dead" || given.state === "done";
     return [
-      mayAct() && found.length > 0 && h("div", { class: "acts bulk" },
-        actButton(`Retry ${ids.length} selected …`, "Retry messages", "retry", () => ({ ids }), { disabled: !ids.length, after: () => selected.clear() }),
-        actButton(`Purge ${ids.length} selected …`, "Purge messages", "purge", () => ({ ids }), { danger: true, disabled: !ids.length, after: () => selected.clear() }),
+      mayAct() && found.length > 0 && (ended || ids.length > 0) && h("div", { class: "acts bulk" },
+        ids.length > 0 && [
+          actButton(`Retry ${ids.length} selected …`, "Retry messages", "retry", () => ({ ids }), { after: () => selected.clear() }),
+          actButton(`Purge ${ids.length} selected …`, "Purge messages", "purge", () => ({ ids }), { danger: true, after: () => selected.clear() }),
+        ],
         given.state === "dead" && actButton("Retry all that match …", "Retry messages", "retry", { filter: given }),
         ended && actButton("Purge all that match …", "Purge messages", "purge", { filter: given }, { danger: true })),
       table({

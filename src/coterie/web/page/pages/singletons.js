@@ -45,7 +45,7 @@ function view({ params }) {
         { title: "Epoch", class: "number", cell: (row) => count(row.epoch) },
         { title: "Since", cell: (row) => time(row.since_at) },
         { title: "Heartbeat", cell: (row) => time(row.alive_at) },
-        { title: "Last run", cell: (row) => time(row.last_run_at) },
+        { title: "Last run", class: "extra", cell: (row) => time(row.last_run_at) },
         { title: "Progress", cell: (row) => progress(row) ?? h("span", { class: "dim" }, "none") },
         { title: "State", cell: singletonState },
       ],

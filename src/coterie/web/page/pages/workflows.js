@@ -49,7 +49,7 @@ function view({ params }) {
           { title: "State", cell: statusOf },
           { title: "Steps", class: "number", cell: (row) => count(row.steps) },
           { title: "Started", cell: (row) => time(row.started_at) },
-          { title: "Changed", cell: (row) => time(row.changed_at) },
+          { title: "Changed", class: "extra", cell: (row) => time(row.changed_at) },
           ...(found.some((row) => row.wake_at) ? [{ title: "Wakes", cell: (row) => row.wake_at && time(row.wake_at) }] : []),
           { title: "Error", class: "grow", cell: (row) => row.error && h("span", { class: "clip" }, words(row.error)) },
         ],
@@ -156,7 +156,7 @@ function stepTable(all) {
     columns: [
       { title: "Step", cell: (row) => name(row.name, 80) },
       { title: "State", cell: (row) => [state({ failed: "bad", ran: "good", running: "busy", waits: "off" }[kindOf(row)], row.status, GLYPHS[kindOf(row)]), row.due_at && kindOf(row) === "waits" && [" until ", time(row.due_at)]] },
-      { title: "Kind", cell: (row) => row.kind },
+      { title: "Kind", class: "extra", cell: (row) => row.kind },
       ...column("began_at", { title: "Began", cell: (row) => row.began_at && time(row.began_at) }),
       ...column("began_at", { title: "Took", class: "number", cell: (row) => row.began_at && row.ended_at && duration((Date.parse(row.ended_at) - Date.parse(row.began_at)) / 1000) }),
       ...column("attempts", { title: "Attempts", class: "number", cell: (row) => row.attempts && count(row.attempts) }),
