@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tarfile
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import sync_playwright
 
+from tests.cluster.debian import install
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -21,17 +22,25 @@ if TYPE_CHECKING:
 
 LIMIT_S = 60.0
 """For what takes a second on an idle machine."""
+DRAWN = """() => document.getElementById("main").dataset.address === location.hash.slice(1)
+    && !document.querySelector("#main .loading")"""
+"""The address has changed before the page is drawn: what stands there may be of the address before."""
+TABS_MOST = 300
 
 
 def chromium() -> str:
-    """The path of chromium, which is installed if that may be; without it the test is skipped."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "--yes", "--no-install-recommends", "chromium"], capture_output=True)
-        found = shutil.which("chromium")
+    """The path of chromium, which is installed where that may be; without it the test is skipped."""
+    found, problem = _installed(), ""
     if found is None:
-        pytest.skip("the page is not tested in a browser: there is no chromium, and apt-get could not install it")
+        problem = install("chromium")
+        found = _installed()
+    if found is None:
+        pytest.skip(f"the page is not tested in a browser: there is no chromium, and {problem or 'it has no command'}")
     return found
+
+
+def _installed() -> str | None:
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @contextmanager
@@ -52,15 +61,12 @@ class Window:
     Args:
         browser: The browser.
         url: The address of the page.
-        width: In pixels.
-        theme: "light" or "dark", as the system has it.
+        more: Of the context: how large it is, what its user prefers.
     """
 
-    def __init__(self, browser: Browser, url: str, *, width: int = 1280, theme: str = "light") -> None:
-        scheme: Any = theme
-        self.context: BrowserContext = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, reduced_motion="reduce"
-        )
+    def __init__(self, browser: Browser, url: str, **more: Any) -> None:
+        given: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **more}
+        self.context: BrowserContext = browser.new_context(**given)
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(LIMIT_S * 1000)
         self.problems: list[str] = []
@@ -78,11 +84,9 @@ class Window:
         dialog.dismiss()
 
     def open(self, address: str) -> Locator:
-        """Go to `cron?name=often`, by the address; returns the main part."""
+        """Go to `cron?name=often`, by the address, and wait until it is drawn; returns the main part."""
         self.page.evaluate("to => { location.hash = to }", address)
-        name = address.partition("?")[0]
-        self.page.wait_for_selector(f"#main > .page.{name}")
-        self.wait_until(lambda: not self.page.locator("#main .loading").count(), f"{address} is read")
+        self.wait_until(lambda: self.page.evaluate(DRAWN), f"{address} is drawn")
         return self.page.locator("#main")
 
     def wait_until(self, condition: Callable[[], object], what: str) -> float:
@@ -98,18 +102,44 @@ class Window:
         """Wait until an element has a text; returns the seconds that it took."""
         return self.wait_until(lambda: text in self.page.locator(where).first.inner_text(), f"{text!r} in {where}")
 
+    def use(self, button: Locator, *, by_keyboard: bool) -> None:
+        """Click a button; or go to it with Tab from where the focus is, and press Enter."""
+        if not by_keyboard:
+            button.click()
+            return
+        button.wait_for()
+        for _ in range(TABS_MOST):
+            if button.evaluate("(button) => button === document.activeElement"):
+                break
+            self.page.keyboard.press("Tab")
+        else:
+            pytest.fail(f"{TABS_MOST} times Tab does not lead to {button}")
+        self.page.keyboard.press("Enter")
+
     def confirm(self, *, by_keyboard: bool = False) -> str:
         """Confirm the act that the dialog asks about; returns what it said will happen."""
         sure = self.page.locator("dialog [data-sure]:enabled")
         sure.wait_for()
         said = self.page.locator("dialog .will").inner_text()
-        if by_keyboard:
-            sure.focus()
-            self.page.keyboard.press("Enter")
-        else:
-            sure.click()
+        self.use(sure, by_keyboard=by_keyboard)
         self.wait_until(lambda: not self.page.locator("dialog[open]").count(), f"the dialog closes after {said}")
         return said
+
+    def term(self, name: str) -> Locator:
+        """A value of the thing that is shown in detail."""
+        return (
+            self.page.locator("#main .detail dl > div")
+            .filter(has=self.page.get_by_text(name, exact=True))
+            .locator("dd")
+        )
+
+    def recorded(self, act: str, what: str) -> str:
+        """Wait until the record of acts has one, and return its result."""
+        self.open("activity")
+        rows = self.page.locator("#main table[aria-label=acts] tbody tr")
+        row = rows.filter(has=self.page.get_by_role("cell", name=act, exact=True)).filter(has_text=what).first
+        row.wait_for()
+        return row.locator("[data-label=Result]").inner_text()
 
     def close(self) -> None:
         """Close it; nothing may have gone wrong in it."""
@@ -121,10 +151,10 @@ def axe(folder: Path) -> str:
     """The script of axe-core, which npm loads; without npm the test is skipped."""
     if shutil.which("npm") is None:
         pytest.skip("the page is not judged by axe-core: there is no npm")
-    loaded = subprocess.run(
-        ["npm", "pack", "--silent", "axe-core"], cwd=folder, capture_output=True, text=True, timeout=60
-    )
-    if loaded.returncode:
+    try:
+        line = ["npm", "pack", "--silent", "axe-core"]
+        loaded = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         pytest.skip("the page is not judged by axe-core: npm could not load it")
     with tarfile.open(folder / loaded.stdout.split()[-1]) as packed:
         script = packed.extractfile("package/axe.min.js")

@@ -8,9 +8,14 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from playwright.sync_api import Browser
     from xdist.remote import Producer  # type: ignore[import-untyped]
+
+    from tests.cluster.browser import Window
+    from tests.cluster.page_cluster import PageCluster
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 
@@ -40,12 +45,41 @@ def _fresh(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return fresh
 
 
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One for all tests of the page."""
+    from tests.cluster.browser import opened  # most tests need none
+
+    with opened() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def page_cluster(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageCluster]:
+    """The runners that all tests of the page share, so each test acts on things of its own."""
+    from tests.cluster.page_cluster import started
+
+    with started(tmp_path_factory.mktemp("page")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def window(browser: Browser, page_cluster: PageCluster) -> Iterator[Window]:
+    """The page of the first runner, in a window of its own, in which nothing goes wrong."""
+    from tests.cluster.browser import Window
+
+    window = Window(browser, page_cluster.url("web-1"))
+    window.wait_for("live", "#live")
+    yield window
+    window.close()
+
+
 class SharedScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Each test for itself, but those of the page on one worker: they share a browser and runners."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return path if path.endswith("test_page.py") else nodeid
+        return "page" if path.rpartition("/")[2].startswith("test_page") else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -11,15 +11,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.cli_process import command
-from tests.cluster.seat_cluster import QUICK
+from tests.cluster.cli_process import Command, command
+from tests.cluster.seat_cluster import STEADY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.cluster.cli_process import Command
-
 PROGRAM = Path(__file__).with_name("page_program.py")
+ROOT = Path(__file__).parents[2]
 
 
 class PageCluster:
@@ -33,7 +32,7 @@ class PageCluster:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self._env = {**QUICK, "COTERIE_URL": f"sqlite:///{folder}/page.db", "COTERIE_SHARDS": "30"}
+        self._env = {**STEADY, "COTERIE_URL": f"sqlite:///{folder}/page.db", "COTERIE_SHARDS": "30"}
         self._ports: dict[str, int] = {}
         self._runners: dict[str, Command] = {}
 
@@ -55,6 +54,11 @@ class PageCluster:
         """Kill a runner without a warning."""
         self._runners[name].send(signal.SIGKILL)
 
+    def host(self) -> str:
+        """Start an application that mounts the page and has that of a runner behind a prefix; returns its address."""
+        env = {**self._env, "COTERIE_RUNNER_NAME": "host", "COTERIE_HTTP_LISTEN": "off", "BEHIND": self.url("web-1")}
+        return self._stack.enter_context(hosted(self._folder, env))
+
     def fill(self) -> None:
         """Have a client send messages and start workflows."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
@@ -69,7 +73,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def page_cluster(folder: Path) -> Iterator[PageCluster]:
+def started(folder: Path) -> Iterator[PageCluster]:
     """Three runners, with something to show; they are gone when the block is left."""
     with ExitStack() as stack:
         cluster = PageCluster(folder, stack)
@@ -81,3 +85,21 @@ def page_cluster(folder: Path) -> Iterator[PageCluster]:
         cluster.wait_for("web-2")
         cluster.wait_for("web-3")
         yield cluster
+
+
+@contextmanager
+def hosted(folder: Path, env: dict[str, str]) -> Iterator[str]:
+    """An application of its own; it is gone when the block is left."""
+    port, log = _free_port(), folder / "host.log"
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
+    line = [sys.executable, "-m", "uvicorn", "--port", str(port), "tests.cluster.page_host:application"]
+    with log.open("wb") as output:
+        env = {**kept, **env, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(line, env=env, cwd=folder, stdout=output, stderr=output)
+    try:
+        host = Command(process, log.read_text, None)
+        host.wait_for("Uvicorn running")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()

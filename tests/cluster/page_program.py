@@ -17,7 +17,14 @@ MARKUP = "<img src=x onerror=alert(1)>"
 QUOTES = "a\"b'c`d&amp;"
 TURNED = "evil\u202etxt.exe"
 LONG = "long " * 2_000
-HOSTILE = (MARKUP, QUOTES, TURNED)
+LONG_ID = "i" * 1_000
+LONG_KEY = f"orders/{'k' * 1_017}"
+"""As long as an id and a key may be."""
+HOSTILE = (MARKUP, QUOTES, TURNED, LONG_ID)
+
+
+ACTED_ON = ("clicked", "typed", "purged", "reset", "selected")
+"""Each is changed by one test only."""
 
 
 @dataclass
@@ -95,13 +102,14 @@ async def checkout(workflow: Workflow, order: str) -> str:
 async def fill() -> None:
     """Give the page something to show."""
     async with cluster.connect():
-        for name in (*HOSTILE, "alice"):
+        await cluster.kv.set(LONG_KEY, 1)
+        for name in (*HOSTILE, "alice", *ACTED_ON):
             account = cluster.ref(Account, name)
             await cluster.ref(Visitor, name).greet()
             await cluster.kv.set(f"orders/{name}", {"name": name, "text": LONG})
             await cluster.send(account.charge("o-1", 5))
             await cluster.send(account.charge("o-2", -5))
-        for number in range(2):
+        for number in range(8):
             await cluster.start_workflow(checkout, f"{MARKUP} {number}", id=f"order-{number}")
 
 

@@ -8,10 +8,10 @@ import { state, words } from "./ui.js";
 
 /** A button that asks for an act; nothing where this reader may not act.
  *  @param danger It cannot be taken back: the dialog begins on Cancel. */
-export function actButton(text, title, name, body, { danger = false, label, after, disabled = false } = {}) {
+export function actButton(text, title, name, body, { danger = false, primary = false, label, after } = {}) {
   if (!mayAct()) return null;
   const open = () => confirm({ title, name, body: typeof body === "function" ? body() : body, danger, after });
-  return h("button", { type: "button", class: danger ? "danger" : "", "aria-label": label, disabled, onclick: open }, text);
+  return h("button", { type: "button", class: danger ? "danger" : primary ? "primary" : "", "aria-label": label, title: label, onclick: open }, text);
 }
 
 /** Ask what an act would do, show that, and do it when confirmed. */

@@ -26,10 +26,12 @@ export function sparkline(values, label) {
   );
 }
 
+const DARK = matchMedia("(prefers-color-scheme: dark)");
+
 /** Calls and latency over the last minutes, with uPlot. */
 export function callsChart() {
   return h("div", {
-    class: "chart", role: "img", "aria-label": "calls per second, latency p50 and p99 over time", key: `chart-${app.theme}-${app.zone}`,
+    class: "chart", role: "img", "aria-label": "calls per second, latency p50 and p99 over time", key: `chart-${app.theme}-${DARK.matches}-${app.zone}`,
     onmount: (box) => { box.plot = null; requestAnimationFrame(() => draw(box)); },
     onpatch: draw,
     onforget: (box) => { box.watcher?.disconnect(); box.plot?.destroy(); },
@@ -50,8 +52,10 @@ function draw(box) {
 }
 
 function plot(box) {
-  const css = getComputedStyle(box);
-  const ink = (name) => css.getPropertyValue(name).trim();
+  const ink = (name) => {
+    box.style.setProperty("color", `var(${name})`);
+    return getComputedStyle(box).color; // a canvas knows no variables
+  };
   const axis = { stroke: ink("--dim"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line"), width: 1 }, font: "11px system-ui" };
   return new window.uPlot(
     {
@@ -102,7 +106,8 @@ export class Axis {
     const shift = app.zone === "UTC" ? 0 : -new Date(this.from).getTimezoneOffset() * 60_000; // days begin at midnight here
     const marks = [];
     for (let ms = Math.ceil((this.from + shift) / step) * step - shift; ms <= this.until; ms += step) marks.push(ms);
-    const shown = marks.filter((ms) => this.at(ms) > 4 && this.at(ms) < 96);
+    const isNear = (ms) => this.has(now()) && Math.abs(this.at(ms) - this.at(now())) < 10; // there it says now
+    const shown = marks.filter((ms) => this.at(ms) > 4 && this.at(ms) < 96 && !isNear(ms));
     return h(
       "div",
       { class: "scale", "aria-hidden": "true" },

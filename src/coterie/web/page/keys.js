@@ -38,7 +38,7 @@ export function listen(pages, pause) {
     else if (/^[0-9]$/.test(event.key) && pages[(Number(event.key) + 9) % 10]) go(pages[(Number(event.key) + 9) % 10].id);
     else if (event.key === "/") focusFilter();
     else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
-    else if (event.key === " " && !target.closest?.("button, summary, a")) pause();
+    else if (event.key === " " && !target.closest?.("button, summary")) pause();
     else if (event.key === "t") nextTheme();
     else if (event.key === "z") nextZone();
     else if (event.key === "?") help();

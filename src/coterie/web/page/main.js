@@ -124,13 +124,22 @@ function draw() {
     problem(),
     app.shown || page.pages.length === 0 || !app.feed.error ? h("div", { key: page.id, class: `page ${page.id}` }, page.view(app.route)) : null,
   ]);
+  main.dataset.address = app.route.address;
   sweep();
   afterDraw();
   if (fresh) scrollTo(0, 0);
+  if (fresh) showTab();
   const status = app.shown?.data.overview?.status;
   document.title = `${status && status !== "healthy" ? `${status} · ` : ""}${page.title} · ${app.session?.cluster ?? "coterie"}`;
   performance.clearMeasures("coterie-update");
   performance.measure("coterie-update", { start: began, end: performance.now() });
+}
+
+/** Where the tabs do not fit, the one of this page is scrolled to. */
+function showTab() {
+  const tab = document.querySelector(".pages [aria-current]");
+  const tabs = tab?.parentElement;
+  if (tabs) tabs.scrollLeft = tab.offsetLeft - (tabs.clientWidth - tab.offsetWidth) / 2;
 }
 
 function problem() {
@@ -164,7 +173,7 @@ function drawTop() {
       "div",
       { class: "bar" },
       h("a", { class: "brand", href: link("overview") }, h("span", { class: "mark", "aria-hidden": "true" }, "▲"), "coterie", app.session?.cluster && [" · ", name(app.session.cluster, 40)]),
-      app.shown?.data.overview && h("a", { class: "verdict-small", href: link("overview") }, health(app.shown.data.overview.status)),
+      app.shown?.data.overview && here !== overview && h("a", { class: "verdict-small", href: link("overview") }, health(app.shown.data.overview.status)),
       h("span", { class: "space" }),
       app.session?.access === "read" && h("span", { class: "badge", title: "this page may look, not act" }, "read-only"),
       h("button", { type: "button", id: "live", class: "quiet", "aria-label": liveText().label, title: "pause or go on (space)", onclick: pause }, ...liveText().shown),

@@ -2,8 +2,9 @@
 
 /** Page and parameters of the address. */
 export function current() {
-  const [page, query] = split(location.hash.slice(1));
-  return { page: page || "overview", params: Object.fromEntries(new URLSearchParams(query)) };
+  const address = location.hash.slice(1);
+  const [page, query] = split(address);
+  return { address, page: page || "overview", params: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 function split(text) {

@@ -5,7 +5,7 @@ import { address } from "../api.js";
 import { now, page, zone } from "../app.js";
 import { Axis, CROSS, DASH, RING } from "../charts.js";
 import { h, memo } from "../dom.js";
-import { absolute, count, duration } from "../format.js";
+import { absolute, count, counted, duration } from "../format.js";
 import { use } from "../resource.js";
 import { go, link } from "../router.js";
 import { rows } from "../store.js";
@@ -18,7 +18,8 @@ const RANGE_S = { "5m": 300, "1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800
 const LANES_MOST = 24;
 const MARKS_MOST = 1_800; // in all lanes; where there are more, the worst of each place is drawn
 const PLACES_MOST = 240; // in one lane
-const NEXT_MOST = 100; // rings in the width of a lane: more would touch each other
+const NEXT_MOST = 34; // rings in the width of a lane: more would touch each other
+const KNOWN_MOST = 100; // ticks to come that the server names
 const KINDS = { ran: "good", failed: "bad", skipped: "off" };
 
 export function cronState(row) {
@@ -48,12 +49,15 @@ function view({ params }) {
   return h(
     "div",
     { class: "grid" },
-    one && detail(params, seen.get(params.name), range),
-    section("Line of time", { class: "wide", aside: h("div", { class: "tools" }, select("range", range, RANGES, (value) => go("cron", { ...params, range: value }))) }, lanes(one ? all.filter((row) => row.name === params.name) : found, range)),
+    one ? detail(params, seen.get(params.name), range) : section("Line of time", { class: "wide", aside: h("div", { class: "tools" }, ranges(params, range)) }, lanes(found, range)),
     section("Crons", { class: "wide" },
       all.length > 10 && filterField("filter", params.filter ?? "", (value) => go("cron", { ...params, filter: value }, { replace: true }), { placeholder: "part of a name" }),
       list(found, params)),
   );
+}
+
+function ranges(params, range) {
+  return select("range", range, RANGES, (value) => go("cron", { ...params, range: value }));
 }
 
 function list(all, params) {
@@ -64,12 +68,12 @@ function list(all, params) {
     selected: params.name,
     columns: [
       { title: "Cron", cell: (row) => h("a", { class: "primary", href: link("cron", { ...params, name: row.name }) }, name(row.name, 60)) },
-      { title: "When", cell: (row) => [name(row.explained || row.schedule, 80), !row.explained.includes(row.timezone) && h("span", { class: "dim" }, " ", name(row.timezone))] },
+      { title: "When", class: "wraps", cell: (row) => [name(row.explained || row.schedule, 80), !row.explained.includes(row.timezone) && !row.schedule.startsWith("@every") && h("span", { class: "dim" }, " ", name(row.timezone))] },
       { title: "Next", cell: nextTick },
       { title: "Last", cell: (row) => time(row.last_run_at, { scheduled: row.timezone }) },
-      { title: "Took", class: "number", cell: (row) => (row.took_s === null ? "" : duration(row.took_s)) },
+      { title: "Took", class: "number extra", cell: (row) => (row.took_s === null ? "" : duration(row.took_s)) },
       { title: "Result", cell: cronState },
-      { title: "On", cell: (row) => runner(row.runner) },
+      { title: "On", class: "extra", cell: (row) => runner(row.runner) },
       { title: "Acts", class: "right", cell: (row) => h("div", { class: "acts" }, trigger(row, "▶"), pauseOrResume(row)) },
     ],
   });
@@ -79,10 +83,10 @@ function trigger(row, text = "▶ Run now …") {
   return actButton(text, "Trigger " + row.name.slice(0, 60), "trigger", { cron: row.name }, { label: text === "▶" ? `run ${row.name.slice(0, 60)} now` : undefined });
 }
 
-function pauseOrResume(row) {
+function pauseOrResume(row, text = "❚❚") {
   const called = row.name.slice(0, 60);
   if (row.paused_at) return actButton("Resume …", "Resume " + called, "resume", { cron: row.name }, { label: `resume ${called}` });
-  return actButton("❚❚", "Pause " + called, "pause", { cron: row.name }, { label: `pause ${called}` });
+  return actButton(text, "Pause " + called, "pause", { cron: row.name }, { label: `pause ${called}` });
 }
 
 // ── the line of time ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -127,13 +131,13 @@ function laneOf(axis, row, found, places) {
   const ticks = (found?.ticks ?? []).filter((tick) => axis.has(Date.parse(tick.started_at ?? tick.scheduled_at)) || axis.has(Date.parse(tick.ended_at ?? tick.scheduled_at)));
   const future = (found?.next ?? []).filter((at) => axis.has(Date.parse(at)));
   const failures = ticks.filter((tick) => tick.outcome === "failed").length;
-  const label = `${row.name.slice(0, 60)}: ${count(ticks.length)} ticks, ${count(failures)} failed, ${count(future.length)} to come in this span`;
+  const label = `${row.name.slice(0, 60)}: ${counted(ticks.length, "tick")}, ${count(failures)} failed, ${count(future.length)} to come in this span`;
   return h(
     "div",
     { class: "lane-row", key: row.name },
     h("a", { class: "lane-name", href: link("cron", { name: row.name }) }, name(row.name, 40), h("span", { class: "dim" }, " ", name(row.explained || row.schedule, 40))),
-    axis.lane(label, worst(axis, ticks, places).map((tick) => drawn(axis, tick)), thinned(axis, future, Math.min(NEXT_MOST, places)).map((at) => axis.mark(Date.parse(at), "tick next", RING, `to come: ${absolute(at, zone(row.timezone))}`))),
-    h("span", { class: "lane-text dim" }, `${count(ticks.length)} ticks${failures ? `, ${count(failures)} failed` : ""}${found?.more ? ", more than shown" : ""}`),
+    axis.lane(label, worst(axis, ticks, places).map((tick) => drawn(axis, tick)), thinned(axis, future, Math.min(NEXT_MOST, places)).map((at) => axis.mark(Date.parse(at), "tick next", RING, `to come: ${absolute(at, zone(row.timezone))}`)), beyond(axis, found)),
+    h("span", { class: "lane-text dim" }, `${counted(ticks.length, "tick")}${failures ? `, ${count(failures)} failed` : ""}${found?.more ? ", more than shown" : ""}`),
   );
 }
 
@@ -149,8 +153,17 @@ function worst(axis, ticks, most) {
   return [...places.values()];
 }
 
+/** Those after the last one that is known. */
+function beyond(axis, found) {
+  const known = found?.next ?? [];
+  if (known.length < KNOWN_MOST || !axis.has(Date.parse(known.at(-1)))) return null;
+  return h("line", { key: " beyond", class: "beyond", x1: `${(axis.at(Date.parse(known.at(-1))) + 1.5).toFixed(2)}%`, x2: "100%", y1: 12, y2: 12 });
+}
+
 function thinned(axis, instants, most) {
-  return [...new Map(instants.map((at) => [Math.floor((axis.at(Date.parse(at)) / 100) * most), at])).values()];
+  const last = instants.slice(0, 1);
+  for (const at of instants) if (axis.at(Date.parse(at)) - axis.at(Date.parse(last.at(-1))) >= 100 / most) last.push(at);
+  return last;
 }
 
 function drawn(axis, tick) {
@@ -176,11 +189,11 @@ function drawn(axis, tick) {
 function detail(params, line, range) {
   const stamp = `${line?.runs}/${line?.running}/${line?.last_run_at}/${line?.next_at}/${line?.paused_at}`;
   const resource = use(address("cron", { name: params.name }), stamp);
-  const back = h("a", { href: link("cron", { range }) }, "all crons");
-  return section(params.name.length > 80 ? "Cron" : `Cron ${params.name}`, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the cron", (data) => shown(params.name, line ?? data.line, data)));
+  const back = h("div", { class: "tools" }, ranges(params, range), h("a", { href: link("cron", { range }) }, "all crons"));
+  return section(params.name.length > 80 ? "Cron" : `Cron ${params.name}`, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the cron", (data) => shown(params.name, line ?? data.line, data, range)));
 }
 
-function shown(called, line, data) {
+function shown(called, line, data, range) {
   const scheduled = line.timezone;
   return [
     called.length > 80 && h("p", null, words(called)),
@@ -196,7 +209,9 @@ function shown(called, line, data) {
       ["group", name(line.group)],
       ["last error", line.error && words(line.error.split("\n")[0])],
     ]),
-    acts(trigger(line), pauseOrResume(line)),
+    acts(trigger(line), pauseOrResume(line, "❚❚ Pause …")),
+    h("h3", null, "Line of time"),
+    lanes([line], range),
     h("div", { class: "columns" },
       h("div", null, h("h3", null, "Next ticks"), table({
         label: "next ticks",
@@ -205,7 +220,7 @@ function shown(called, line, data) {
         columns: [
           { title: "When", class: "nowrap", cell: (row) => absolute(row.at, zone(scheduled)) },
           { title: "In", cell: (row) => time(row.at, { scheduled }) },
-          { title: "Note", cell: (row) => words(row.note ?? "") },
+          ...((data.next ?? []).some((row) => row.note) ? [{ title: "Note", cell: (row) => words(row.note ?? "") }] : []),
         ],
         empty: h("p", { class: "dim" }, "It has no next tick."),
       })),

@@ -7,7 +7,7 @@ import { h } from "../dom.js";
 import { bytes, count, duration, json } from "../format.js";
 import { use } from "../resource.js";
 import { go, link } from "../router.js";
-import { rows } from "../store.js";
+import { compare, rows } from "../store.js";
 import { acts, asked, block, empty, loading, name, runner, section, state, table, terms, words } from "../ui.js";
 import { quoted } from "./overview.js";
 
@@ -49,7 +49,7 @@ function list(params) {
     asked(resource, "entities", (data) => [
       table({
         label: `entities of ${params.type}`,
-        rows: data.entities ?? [],
+        rows: [...(data.entities ?? [])].sort((one, other) => compare(one.id, other.id)),
         key: (row) => row.id,
         selected: params.id,
         hold: true,

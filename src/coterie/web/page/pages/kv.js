@@ -30,7 +30,7 @@ function list(params, data) {
       key: (row) => row.key,
       selected: params.key,
       columns: [
-        { title: "Key", cell: (row) => h("a", { class: "primary", href: link("kv", { ...params, key: params.key === row.key ? "" : row.key }) }, params.key === row.key ? words(row.key) : name(row.key, 80)) },
+        { title: "Key", cell: (row) => h("a", { class: "primary", href: link("kv", { ...params, key: params.key === row.key ? "" : row.key }) }, params.key === row.key && row.key.length > 80 ? words(row.key) : name(row.key, 80)) },
         ...(found.some((row) => row.version) ? [{ title: "Version", class: "number", cell: (row) => count(row.version) }] : []),
         { title: "Size", class: "number", cell: (row) => bytes(row.bytes) },
         ...(found.some((row) => row.changed_at) ? [{ title: "Changed", cell: (row) => row.changed_at && time(row.changed_at) }] : []),

@@ -98,9 +98,11 @@ function list(params, filter) {
     const ids = found.filter((row) => selected.has(row.id)).map((row) => row.id);
     const ended = given.state === "dead" || given.state === "done";
     return [
-      mayAct() && found.length > 0 && h("div", { class: "acts bulk" },
-        actButton(`Retry ${ids.length} selected …`, "Retry messages", "retry", () => ({ ids }), { disabled: !ids.length, after: () => selected.clear() }),
-        actButton(`Purge ${ids.length} selected …`, "Purge messages", "purge", () => ({ ids }), { danger: true, disabled: !ids.length, after: () => selected.clear() }),
+      mayAct() && found.length > 0 && (ended || ids.length > 0) && h("div", { class: "acts bulk" },
+        ids.length > 0 && [
+          actButton(`Retry ${ids.length} selected …`, "Retry messages", "retry", () => ({ ids }), { after: () => selected.clear() }),
+          actButton(`Purge ${ids.length} selected …`, "Purge messages", "purge", () => ({ ids }), { danger: true, after: () => selected.clear() }),
+        ],
         given.state === "dead" && actButton("Retry all that match …", "Retry messages", "retry", { filter: given }),
         ended && actButton("Purge all that match …", "Purge messages", "purge", { filter: given }, { danger: true })),
       table({
@@ -115,7 +117,7 @@ function list(params, filter) {
           { title: "Key", cell: (row) => row.key && name(row.key, 40) },
           { title: "Sent", cell: (row) => time(row.sent_at) },
           { title: "Failed", class: "number", cell: (row) => (row.attempts ? `${row.attempts}×` : "") },
-          { title: "Last error", class: "grow", cell: (row) => h("span", { class: "clip" }, words(row.errors?.at(-1)?.error ?? "")) },
+          { title: "Last error", class: "grow", cell: (row) => row.errors?.length > 0 && h("span", { class: "clip" }, words(row.errors.at(-1).error)) },
         ],
         empty: filter ? h("p", { class: "dim" }, "No message matches this filter.") : empty("No messages are stored. Persisted calls are:", "@rpc(persisted=True)\nasync def charge(self, order_id: str) -> int: …"),
       }),

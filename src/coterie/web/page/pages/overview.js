@@ -2,7 +2,7 @@
 
 import { actButton } from "../acts.js";
 import { address } from "../api.js";
-import { app, mayAct, now, page } from "../app.js";
+import { app, colour, mayAct, now, page } from "../app.js";
 import { callsChart, sparkline } from "../charts.js";
 import { h } from "../dom.js";
 import { count, duration, percent, rate } from "../format.js";
@@ -14,6 +14,8 @@ import { cronState, nextTick } from "./cron.js";
 import { singletonState } from "./singletons.js";
 
 export default { id: "overview", title: "Overview", pages: ["overview", "runners"], view };
+
+const RUNNERS_MOST = 24;
 
 function view() {
   const seen = page("overview");
@@ -27,7 +29,7 @@ function view() {
     section("Next", { class: "half" }, next(seen)),
     section("Calls", { class: "half", aside: legend(seen) }, app.samples.at.length < 2 ? loading("the first figures") : callsChart()),
     section("Failed lately", { class: "half" }, failures(seen)),
-    section("Runners", { class: "wide" }, runners()),
+    section("Runners", { class: "wide" }, runners(seen)),
     section("Lately", { class: "wide" }, lately()),
   );
 }
@@ -90,6 +92,7 @@ function leaders(seen) {
     columns: [
       { title: "Singleton", cell: (row) => h("a", { class: "primary", href: link("singletons", { name: row.name }) }, name(row.name, 40)) },
       { title: "Leader", cell: (row) => runner(row.leader, { star: true }) },
+      { title: "Epoch", class: "number", cell: (row) => count(row.epoch) },
       { title: "Since", cell: (row) => time(row.since_at) },
       { title: "State", cell: singletonState },
     ],
@@ -106,7 +109,7 @@ function next(seen) {
     columns: [
       { title: "Cron", cell: (row) => h("a", { class: "primary", href: link("cron", { name: row.name }) }, name(row.name, 40)) },
       { title: "Next", cell: nextTick },
-      { title: "Last", cell: (row) => [cronState(row), row.took_s === null ? null : h("span", { class: "dim" }, ` ${duration(row.took_s)}`)] },
+      { title: "Last", cell: (row) => [cronState(row), row.took_s === null || row.running ? null : h("span", { class: "dim" }, ` ${duration(row.took_s)}`)] },
       ...(mayAct() ? [{ title: "Run", class: "right", cell: (row) => actButton("▶ now", "Trigger " + row.name, "trigger", { cron: row.name }, { label: `run ${row.name} now` }) }] : []),
     ],
     empty: empty("No crons yet. Add one:", '@cluster.cron("nightly", "0 3 * * *", timezone="Europe/Zurich")\nasync def nightly(tick: Tick) -> None: …'),
@@ -145,26 +148,30 @@ export function quoted(text) {
 
 function legend(seen) {
   return [
-    h("span", { class: "key calls", key: "calls" }, rate(seen.calls_s)), " ",
+    h("span", { class: "key calls", key: "calls" }, `calls ${rate(seen.calls_s)}`), " ",
     h("span", { class: "key p50", key: "p50" }, `p50 ${duration(seen.p50_s)}`), " ",
     h("span", { class: "key p99", key: "p99" }, `p99 ${duration(seen.p99_s)}`),
   ];
 }
 
-function runners() {
+function runners(seen) {
+  const all = rows(page("runners"), (row) => row.name);
+  const most = Math.max(1, ...all.map((row) => row.shards));
   return h(
     "ul",
     { class: "strip" },
-    rows(page("runners"), (row) => row.name).map((row) =>
+    all.slice(0, RUNNERS_MOST).map((row) =>
       h(
         "li",
         { key: row.id },
         runner(row.name),
-        h("span", null, `${count(row.shards)} shards`),
-        row.state === "no answer" ? state("bad", "no answer") : row.state !== "ready" ? state("busy", row.state) : [h("span", null, `${percent(row.cpu)} cpu`), h("span", null, `${duration(row.loop_lag_s)} lag`)],
+        h("span", null, `${count(row.shards)} of ${count(seen.shards)} shards`),
+        h("span", { class: `share hue-${colour(row.name)}`, "aria-hidden": "true" }, h("span", { style: { width: `${(row.shards / most) * 100}%` } })),
+        row.state === "no answer" ? state("bad", "no answer") : row.state !== "ready" ? state("busy", row.state) : h("span", { class: "dim" }, `${percent(row.cpu)} cpu · ${duration(row.loop_lag_s)} lag`),
         h("span", { class: "dim" }, "up ", duration((now() - Date.parse(row.started_at)) / 1000), row.version && ` · ${row.version}`),
       ),
     ),
+    all.length > RUNNERS_MOST && h("li", { key: " rest" }, h("a", { href: link("runners") }, `${count(all.length - RUNNERS_MOST)} more runners`)),
   );
 }
 

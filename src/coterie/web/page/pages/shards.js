@@ -72,21 +72,22 @@ function map(shards, params) {
   const first = shards.some((row) => row.shard === params.shard) ? params.shard : shards[0]?.shard;
   return h(
     "div",
-    { class: "map", role: "group", "aria-label": "shards", onkeydown: arrows },
-    shards.map((row) => {
+    { class: `map ${shards.length <= 150 ? "few" : shards.length > 1200 ? "many" : ""}`, role: "group", "aria-label": "shards", onkeydown: arrows },
+    shards.map((row, index) => {
       const chosen = row.shard === params.shard;
+      const begins = params.by === "owner" && index > 0 && shards[index - 1].owner !== row.owner;
       const dimmed = Boolean(params.runner) && params.runner !== row.owner;
-      return memo(row.shard, [row, chosen, dimmed, first === row.shard, params.by], () => cellOf(row, { chosen, dimmed, reachable: first === row.shard, params }));
+      return memo(row.shard, [row, chosen, dimmed, first === row.shard, begins], () => cellOf(row, { chosen, dimmed, reachable: first === row.shard, begins }));
     }),
   );
 }
 
-function cellOf(row, { chosen, dimmed, reachable, params }) {
+function cellOf(row, { chosen, dimmed, reachable, begins }) {
   const kind = row.state === "moving" ? "moving" : row.owner ? "owned" : "free";
   const text = `${row.shard}, ${row.owner ? `${row.owner}, epoch ${row.epoch}` : "no owner"}${row.state === "moving" ? `, moving to ${row.target ?? "nobody"}` : ""}`;
   return h("button", {
     type: "button", key: `${row.shard}`, title: text, "aria-label": text, "aria-pressed": chosen ? "true" : "false",
-    class: `cell ${kind} ${row.owner ? `hue-${colour(row.owner)}` : ""} ${dimmed ? "dimmed" : ""} ${chosen ? "chosen" : ""}`,
+    class: `cell ${kind} ${row.owner ? `hue-${colour(row.owner)}` : ""} ${dimmed ? "dimmed" : ""} ${chosen ? "chosen" : ""} ${begins ? "first" : ""}`,
     tabindex: reachable ? "0" : "-1", "data-epoch": row.epoch,
     onclick: () => go("shards", { ...app.route.params, shard: chosen ? "" : row.shard }, { replace: true }),
     onpatch: flash,

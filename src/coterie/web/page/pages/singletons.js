@@ -45,7 +45,7 @@ function view({ params }) {
         { title: "Epoch", class: "number", cell: (row) => count(row.epoch) },
         { title: "Since", cell: (row) => time(row.since_at) },
         { title: "Heartbeat", cell: (row) => time(row.alive_at) },
-        { title: "Last run", cell: (row) => time(row.last_run_at) },
+        { title: "Last run", class: "extra", cell: (row) => time(row.last_run_at) },
         { title: "Progress", cell: (row) => progress(row) ?? h("span", { class: "dim" }, "none") },
         { title: "State", cell: singletonState },
       ],
@@ -86,7 +86,7 @@ function shown(called, line, data) {
           data.state.value === undefined ? h("p", { class: "dim" }, "The value is hidden by a setting.") : block(json(data.state.value), "state"),
         ]
       : h("p", { class: "dim" }, "It has saved no state."),
-    Boolean(data.saved?.length) && [h("h3", null, "Saved before"), saves(data.saved)],
+    Boolean(data.saved?.length) && h("details", { class: "more" }, h("summary", null, `Saved before: the last ${counted(data.saved.length, "state")}`), saves(data.saved)),
     Boolean(data.steps?.length || data.deferreds?.length) && h("p", null, `${count(data.steps?.length ?? 0)} stored steps, ${count(data.deferreds?.length ?? 0)} open deferreds`),
   ];
 }

@@ -5,12 +5,12 @@ import { address } from "../api.js";
 import { app, mayAct, now, page } from "../app.js";
 import { Axis } from "../charts.js";
 import { h } from "../dom.js";
-import { count, duration, json } from "../format.js";
+import { absolute, count, counted, duration, json } from "../format.js";
 import { use } from "../resource.js";
 import { go, link } from "../router.js";
 import { fields, valueOf } from "../schema.js";
 import { compare, rows } from "../store.js";
-import { acts, asked, block, copy, empty, filterField, loading, name, section, select, state, table, terms, time, words } from "../ui.js";
+import { acts, asked, block, copy, empty, filterField, loading, name, runner, section, select, state, table, terms, time, words } from "../ui.js";
 
 export default { id: "workflows", title: "Workflows", pages: ["overview", "workflows"], view };
 
@@ -19,7 +19,7 @@ const STATUSES = [["", "any"], ["running", "running"], ["suspended", "waiting"],
 
 function statusOf(row) {
   const word = row.status === "suspended" ? "waiting" : row.status;
-  return state(KINDS[row.status] ?? "off", row.interrupting && !row.ended_at ? `${word}, being interrupted` : word);
+  return state(KINDS[row.status] ?? "off", row.interrupting && !row.ended_at ? `${word}, being interrupted` : word, row.status === "suspended" ? "○" : undefined);
 }
 
 function view({ params }) {
@@ -45,13 +45,13 @@ function view({ params }) {
         hold: true,
         columns: [
           { title: "Run", cell: (row) => h("a", { class: "primary", href: link("workflows", { ...params, name: row.name, id: row.id }) }, name(row.name, 40), "/", name(row.id, 40)) },
-          { title: "Kind", cell: (row) => row.kind },
+          ...(found.some((row) => row.kind !== "workflow") ? [{ title: "Kind", cell: (row) => row.kind }] : []),
           { title: "State", cell: statusOf },
           { title: "Steps", class: "number", cell: (row) => count(row.steps) },
           { title: "Started", cell: (row) => time(row.started_at) },
-          { title: "Changed", cell: (row) => time(row.changed_at) },
-          { title: "Wakes", cell: (row) => row.wake_at && time(row.wake_at) },
-          { title: "Error", class: "grow", cell: (row) => h("span", { class: "clip" }, words(row.error ?? "")) },
+          { title: "Changed", class: "extra", cell: (row) => time(row.changed_at) },
+          ...(found.some((row) => row.wake_at) ? [{ title: "Wakes", cell: (row) => row.wake_at && time(row.wake_at) }] : []),
+          { title: "Error", class: "grow", cell: (row) => row.error && h("span", { class: "clip" }, words(row.error)) },
         ],
         empty: all.length ? h("p", { class: "dim" }, "No run matches.") : empty("No workflow has run yet. Add one, and start it:", "@cluster.workflow\nasync def checkout(workflow: Workflow, order: Order) -> str: …\n\nawait cluster.start_workflow(checkout, order, id=\"order-7\")"),
       })),
@@ -92,16 +92,50 @@ function shown(params, line, data) {
 
 function steps(all) {
   if (!all.length) return h("p", { class: "dim" }, "No step is stored yet.");
-  return [inOrder(all), stepTable(all)];
+  return [all.some((step) => step.began_at) ? line(all) : inOrder(all), stepTable(all)];
 }
 
 function kindOf(step) {
   if (step.error || step.status === "failed") return "failed";
   if (step.status === "done") return "ran";
-  return "waits";
+  return step.status === "running" ? "running" : "waits";
 }
 
-/** Steps one after another: it is not stored when they ran, so their order is drawn. */
+function isWait(step) {
+  return step.kind !== "step" && step.kind !== "compensation";
+}
+
+const GLYPHS = { failed: "✗", ran: "✓", running: "◐", waits: "○" };
+
+/** `1.1s ✓ 2 attempts`: the row of text beside the bar. */
+function said(step) {
+  const began = step.began_at && Date.parse(step.began_at);
+  const took = began ? duration(((step.ended_at ? Date.parse(step.ended_at) : now()) - began) / 1000) : null;
+  return [took && `${took} `, `${GLYPHS[kindOf(step)]} ${step.status}`, step.attempts > 1 && ` · ${counted(step.attempts, "attempt")}`];
+}
+
+/** Steps on a line of time: the length is time, what only waits is hollow. */
+function line(all) {
+  const known = all.filter((step) => step.began_at);
+  const ends = known.map((step) => (step.ended_at ? Date.parse(step.ended_at) : now()));
+  const axis = new Axis(Math.min(...known.map((step) => Date.parse(step.began_at))), Math.max(...ends));
+  return h("div", { class: "lanes" },
+    h("div", { class: "lane-row", key: " scale" }, h("span", null), axis.scale(undefined, 4)),
+    all.map((step, index) =>
+      h("div", { class: "lane-row", key: `${index}` },
+        h("span", { class: "lane-name" }, name(step.name, 60)),
+        axis.lane(`${step.name.slice(0, 60)}: ${said(step).filter(Boolean).join("")}`, step.began_at && bar(axis, step)),
+        h("span", { class: "lane-text dim" }, step.began_at ? said(step) : `${step.status}, when is not stored`))),
+    h("p", { class: "dim key-line", key: " key" }, state("good", "ran", "▮"), " ", state("bad", "failed", "▮"), " ", state("busy", "running", "▮"), " ", state("off", "waits", "▯"), ". Each bar is as long as the step took, its attempts and their pauses included."));
+}
+
+function bar(axis, step) {
+  const kind = isWait(step) && kindOf(step) === "ran" ? "waited" : kindOf(step);
+  const until = step.ended_at ? Date.parse(step.ended_at) : now();
+  return axis.bar(Date.parse(step.began_at), until, `tick ${kind}`, `${step.name.slice(0, 100)}: ${said(step).filter(Boolean).join("")}, began ${absolute(step.began_at)}${step.runner ? ` on ${step.runner}` : ""}`);
+}
+
+/** Steps of an older version one after another: it is not stored when they ran, so their order is drawn. */
 function inOrder(all) {
   const axis = new Axis(0, all.length);
   return h("div", { class: "lanes" },
@@ -109,22 +143,27 @@ function inOrder(all) {
       h("div", { class: "lane-row", key: `${index}` },
         h("span", { class: "lane-name" }, name(step.name, 60)),
         axis.lane(`${step.name.slice(0, 60)}: ${step.status}`, axis.bar(index, kindOf(step) === "waits" ? all.length : index + 1, `tick ${kindOf(step)}`, `${step.name.slice(0, 100)}: ${step.status}`)),
-        h("span", { class: "lane-text dim" }, step.status, step.due_at && !step.done && [" until ", time(step.due_at)]))),
+        h("span", { class: "lane-text dim" }, step.status))),
     h("p", { class: "dim key-line", key: " key" }, "In the order of the steps; when each of them ran is not stored."));
 }
 
 function stepTable(all) {
+  const column = (field, made) => (all.some((step) => step[field] !== null && step[field] !== undefined) ? [made] : []);
   return table({
-      label: "steps",
-      rows: all.map((step, index) => ({ ...step, index })),
-      key: (row) => row.index,
-      columns: [
-        { title: "Step", cell: (row) => name(row.name, 80) },
-        { title: "State", cell: (row) => state({ failed: "bad", ran: "good", waits: "off" }[kindOf(row)], row.status) },
-        { title: "Kind", cell: (row) => row.kind },
-        { title: "Result", class: "grow", cell: (row) => (row.error ? words(row.error) : row.result === undefined || row.result === null ? "" : h("details", null, h("summary", { class: "clip" }, words(JSON.stringify(row.result).slice(0, 80))), block(json(row.result), "result"))) },
-      ],
-    });
+    label: "steps",
+    rows: all.map((step, index) => ({ ...step, index })),
+    key: (row) => row.index,
+    columns: [
+      { title: "Step", cell: (row) => name(row.name, 80) },
+      { title: "State", cell: (row) => [state({ failed: "bad", ran: "good", running: "busy", waits: "off" }[kindOf(row)], row.status, GLYPHS[kindOf(row)]), row.due_at && kindOf(row) === "waits" && [" until ", time(row.due_at)]] },
+      { title: "Kind", class: "extra", cell: (row) => row.kind },
+      ...column("began_at", { title: "Began", cell: (row) => row.began_at && time(row.began_at) }),
+      ...column("began_at", { title: "Took", class: "number", cell: (row) => row.began_at && row.ended_at && duration((Date.parse(row.ended_at) - Date.parse(row.began_at)) / 1000) }),
+      ...column("attempts", { title: "Attempts", class: "number", cell: (row) => row.attempts && count(row.attempts) }),
+      ...column("runner", { title: "On", cell: (row) => row.runner && runner(row.runner) }),
+      { title: "Result", class: "grow", cell: (row) => (row.error ? words(row.error) : row.result === undefined || row.result === null ? "" : h("details", null, h("summary", { class: "clip" }, words(JSON.stringify(row.result).slice(0, 80))), block(json(row.result), "result"))) },
+    ],
+  });
 }
 
 // ── what it waits for ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,14 +187,14 @@ function waitOf(wait, index) {
   return h(
     "div",
     { class: "wait", key: `${wait.kind}/${wait.name}` },
-    h("p", null, state("off", `${wait.kind ?? "deferred"} `), name(wait.name), wait.until_at && [" until ", time(wait.until_at)]),
+    h("p", null, state("off", `${wait.kind ?? "deferred"} `, "○"), name(wait.name), wait.until_at && [" until ", time(wait.until_at)]),
     !mayAct() && wait.kind === "deferred" && h("p", { class: "dim" }, "Read-only access: this page may look, not resolve."),
     mayAct() && wait.token && [
       h("p", { class: "dim token" }, "token ", h("code", { class: "clip" }, wait.token), " ", copy(wait.token, "Copy")),
       h("form", { class: "resolve", onsubmit: (event) => event.preventDefault() },
         fields(schema, { path, label: "value" }),
         problem.token === wait.token && h("p", { class: "failed", role: "alert" }, state("bad", problem.text)),
-        actButton("Resolve …", `Resolve ${wait.name.slice(0, 60)}`, "resolve", read)),
+        actButton("Resolve …", `Resolve ${wait.name.slice(0, 60)}`, "resolve", read, { primary: true })),
     ],
   );
 }

@@ -1,0 +1,163 @@
+"""What people do with the page: by mouse and by keyboard, confirmed, recorded, also behind a prefix.
+
+All tests share runners and their database: each acts on things of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.browser import Window
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from tests.cluster.page_cluster import PageCluster
+
+pytestmark = pytest.mark.timeout(900)  # the first one may install the browser
+
+WAYS = (False, True)
+"""By keyboard or not."""
+
+
+def test_a_cron_is_triggered_paused_and_resumed(window: Window) -> None:
+    main = window.open("cron")
+    row = "table[aria-label=crons] tr:has-text('yearly')"
+    for by_keyboard in WAYS:
+        ran = window.page.locator(f"{row} [data-label=Last] time").all()
+        before = ran[0].get_attribute("datetime") if ran else None
+        window.use(main.get_by_role("button", name="run yearly now"), by_keyboard=by_keyboard)
+        assert "yearly" in window.confirm(by_keyboard=by_keyboard)
+        later = window.page.locator(f"{row} [data-label=Last] time:not([datetime='{before}'])")
+        later.wait_for()
+        window.wait_for("ran", f"{row} [data-label=Result]")
+    for name, word in (("pause yearly", "paused"), ("resume yearly", "in ")):
+        window.use(main.get_by_role("button", name=name), by_keyboard=True)
+        assert "yearly" in window.confirm(by_keyboard=True)
+        window.wait_for(word, f"{row} [data-label=Next]")
+    assert "runs once" in window.recorded("trigger", "cron yearly")
+    assert "is paused" in window.recorded("pause", "cron yearly")
+    assert "runs again" in window.recorded("resume", "cron yearly")
+
+
+@pytest.mark.parametrize(("entity", "by_keyboard"), [("clicked", False), ("typed", True)])
+def test_a_dead_message_is_retried_and_edited_as_a_new_one(window: Window, entity: str, by_keyboard: bool) -> None:
+    main = window.open(f"messages?filter=state:dead type:Account/{entity}")
+    window.use(main.locator("table[aria-label=messages] a.primary").first, by_keyboard=by_keyboard)
+    ended = window.term("ended").locator("time")
+    before = ended.get_attribute("datetime")
+    window.use(main.locator("#detail, .detail").get_by_role("button", name="Retry …"), by_keyboard=by_keyboard)
+    assert "retries 1 dead message" in window.confirm(by_keyboard=by_keyboard)
+    window.wait_until(lambda: ended.count() and ended.get_attribute("datetime") != before, "it has died once more")
+    main.locator("#arguments").fill('{"order_id": "o-3", "cents": 7}')
+    window.use(main.get_by_role("button", name="Send as a new message …"), by_keyboard=by_keyboard)
+    assert f"sends Account/{entity}.charge" in window.confirm(by_keyboard=by_keyboard)
+    window.open(f"entities?type=Account&id={entity}")
+    window.wait_for('"cents": 12')
+    assert "is sent as message" in window.recorded("edit", "message")
+
+
+def test_dead_messages_are_purged_by_keyboard(window: Window) -> None:
+    main = window.open("messages?filter=state:dead type:Account/purged")
+    window.use(main.locator("table[aria-label=messages] a.primary").first, by_keyboard=True)
+    window.use(main.locator(".detail").get_by_role("button", name="Purge …"), by_keyboard=True)
+    assert "deletes 1 message of Account.charge for good" in window.confirm(by_keyboard=True)
+    window.wait_for("No message matches this filter.")
+    assert "1 message of Account.charge deleted" in window.recorded("purge", "message")
+
+
+def test_what_is_selected_is_purged_and_nothing_else(window: Window) -> None:
+    main = window.open("messages?filter=state:dead type:Account/selected")
+    box = main.locator("table[aria-label=messages]").get_by_role("checkbox")
+    box.focus()
+    window.page.keyboard.press("Space")
+    window.use(main.get_by_role("button", name="Purge 1 selected …"), by_keyboard=True)
+    assert "deletes 1 message" in window.confirm(by_keyboard=True)
+    window.wait_for("No message matches this filter.")
+    main = window.open("messages?filter=type:Account/selected state:done")
+    assert main.locator("table[aria-label=messages] tbody tr").count() == 1
+
+
+def test_an_act_that_is_cancelled_is_not_done(window: Window) -> None:
+    main = window.open("entities?type=Account&id=alice")
+    window.use(main.get_by_role("button", name="Reset …"), by_keyboard=True)
+    window.page.locator("dialog .will").wait_for()
+    window.page.keyboard.press("Enter")  # what cannot be taken back begins on Cancel
+    window.wait_until(lambda: not window.page.locator("dialog[open]").count(), "the dialog closes")
+    window.open("activity")
+    assert (
+        "Account/alice"
+        not in window.page.locator("#main table[aria-label=acts]")
+        .or_(window.page.locator("#main p.dim"))
+        .first.inner_text()
+    )
+
+
+def test_an_entity_is_reset_by_keyboard(window: Window) -> None:
+    main = window.open("entities?type=Account&id=reset")
+    window.wait_for("1 dead")
+    window.use(main.get_by_role("button", name="Reset …"), by_keyboard=True)
+    assert "1 dead message of Account/reset will run again" in window.confirm(by_keyboard=True)
+    assert "1 dead message of Account/reset run again" in window.recorded("reset", "entity Account/reset")
+
+
+def test_a_deferred_is_resolved_with_a_form_of_its_type(window: Window) -> None:
+    for number, by_keyboard in ((1, False), (2, True)):
+        main = window.open(f"workflows?name=checkout&id=order-{number}")
+        main.get_by_label("approved").select_option("yes")
+        main.get_by_label("by", exact=True).fill(f"bob {number}")
+        window.use(main.get_by_role("button", name="Resolve …"), by_keyboard=by_keyboard)
+        assert "approval" in window.confirm(by_keyboard=by_keyboard)
+        window.wait_for("done", ".detail .terms")
+        window.wait_for(f"bob {number}", ".detail [aria-label=result]")
+        assert "has its value" in window.recorded("resolve", f"order-{number}")
+
+
+def test_a_run_is_resumed_and_interrupted_by_keyboard(window: Window) -> None:
+    main = window.open("workflows?name=checkout&id=order-3")
+    window.use(main.get_by_role("button", name="Resume …"), by_keyboard=True)
+    assert "will look now whether it can go on" in window.confirm(by_keyboard=True)
+    assert "looks whether it can go on" in window.recorded("resume-workflow", "checkout/order-3")
+    main = window.open("workflows?name=checkout&id=order-3")
+    window.use(main.get_by_role("button", name="Interrupt …"), by_keyboard=True)
+    assert "will be interrupted" in window.confirm(by_keyboard=True)
+    window.wait_until(lambda: "interrupted" in window.term("state").inner_text(), "it is interrupted")
+    assert not main.get_by_role("button", name="Interrupt …").count(), "it is over"
+    assert "is asked to end" in window.recorded("interrupt", "checkout/order-3")
+
+
+def test_a_runner_is_drained_by_keyboard(window: Window, page_cluster: PageCluster) -> None:
+    """A runner of its own: it takes nothing again."""
+    page_cluster.start("web-9")
+    page_cluster.wait_for("web-9")
+    main = window.open("runners?name=web-9")
+    window.wait_until(lambda: int(window.term("shards").inner_text()) > 0, "it holds shards")
+    window.use(main.get_by_role("button", name="Drain …"), by_keyboard=True)
+    assert "web-9 will give up" in window.confirm(by_keyboard=True)
+    window.wait_until(lambda: window.term("shards").inner_text() == "0", "it has none any more")
+    assert "web-9 gives up" in window.recorded("drain", "runner web-9")
+    page_cluster.kill("web-9")
+
+
+def test_the_page_streams_and_acts_where_it_is_mounted_and_behind_a_prefix(
+    browser: Browser, page_cluster: PageCluster
+) -> None:
+    host = page_cluster.host()
+    for prefix, order in (("/coterie", 4), ("/coterie/", 5), ("/tools/ops/", 6)):
+        window = Window(browser, f"{host}{prefix}")
+        window.wait_for("live", "#live")
+        main = window.open("cron?name=often")
+        last = "table[aria-label=crons] tr:has-text('often') [data-label=Last] time"
+        before = main.locator(last).get_attribute("datetime")
+        main.locator(f"{last}:not([datetime='{before}'])").wait_for()
+        main = window.open(f"workflows?name=checkout&id=order-{order}")
+        main.get_by_label("approved").select_option("no")
+        main.get_by_label("by", exact=True).fill("somebody")
+        window.use(main.get_by_role("button", name="Resolve …"), by_keyboard=False)
+        window.confirm()
+        window.wait_for("done", ".detail .terms")
+        assert "has its value" in window.recorded("resolve", f"order-{order}")
+        assert window.page.url.startswith(f"{host}{prefix.rstrip('/')}/#")
+        window.close()
