@@ -10,7 +10,7 @@ import msgspec
 
 from coterie.kernel.ids import Seat
 from coterie.storage.contracts.ticks import CronBook, CronRow, PauseRow, TickRow
-from coterie.storage.postgres.batch.states import LONGEST_S
+from coterie.storage.postgres.batch.single import LONGEST_S
 from coterie.storage.postgres.writer import SQL
 from coterie.storage.unreadable_rows import readable
 

@@ -19,7 +19,7 @@ from coterie.storage.contracts.units import (
     require_same,
     tick_of_unit,
 )
-from coterie.storage.postgres.batch.states import LONGEST_S
+from coterie.storage.postgres.batch.single import LONGEST_S
 from coterie.storage.postgres.writer import SQL
 
 if TYPE_CHECKING:

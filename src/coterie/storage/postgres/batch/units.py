@@ -9,7 +9,7 @@ from coterie.storage.contracts.units import StepResult, StepRow, StepWrite, Unit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from coterie.storage.postgres.batch.states import Way
+    from coterie.storage.postgres.batch.single import Way
 
 Working = StepWrite | UnitEnd
 Shape = Literal["add_steps", "write_steps", "end_units"]
