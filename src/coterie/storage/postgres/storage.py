@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import PersistenceError
 from coterie.kernel import fork_guard
@@ -67,15 +67,7 @@ class PostgresStorage(Storage):
         supervisor: The supervisor of this process.
     """
 
-    kv: PostgresKv
-    states: PostgresStates
-    executions: PostgresExecutions
-    ticks: PostgresTicks
     units: PostgresUnits
-    machines: PostgresMachines
-    messages: PostgresMessages
-    server_check: PostgresInspection
-    activity: PostgresActivity
     schema: PostgresSchema
 
     def __init__(
@@ -110,17 +102,16 @@ class PostgresStorage(Storage):
         )
         self.writer = GroupWriter(self._committer.commit, supervisor=supervisor)
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
-        self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.states = PostgresStates(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.executions = PostgresExecutions(
-            cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin
-        )
-        self.ticks = PostgresTicks(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.units = PostgresUnits(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.inspection = PostgresInspection(cluster=settings.name, pool=self.pool, origin=self._origin)
-        self.activity = PostgresActivity(cluster=settings.name, pool=self.pool, origin=self._origin)
+        parts: Any = {"cluster": settings.name, "pool": self.pool, "writer": self.writer, "origin": self._origin}
+        self.kv = PostgresKv(**parts)
+        self.states = PostgresStates(**parts)
+        self.executions = PostgresExecutions(**parts)
+        self.ticks = PostgresTicks(**parts)
+        self.units = PostgresUnits(**parts)
+        self.machines = PostgresMachines(**parts)
+        self.messages = PostgresMessages(**parts)
+        self.inspection = PostgresInspection(**parts)
+        self.activity = PostgresActivity(**parts)
         self.undertakings = PostgresTransactions(
             self._connector,
             size=settings.pool_size,
