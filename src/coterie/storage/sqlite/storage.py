@@ -107,8 +107,8 @@ class SqliteStorage(Storage):
         self.units = SqliteUnits(self._main, **parts)
         self.messages = SqliteMessages(self._main, **parts)
         self.machines = SqliteMachines(self._main, **parts)
-        self.inspection = SqliteInspection(self._main, cluster=settings.name)
-        self.activity = SqliteActivity(self._main, cluster=settings.name, clock=clock)
+        self.inspection = SqliteInspection(self._main, **parts)
+        self.activity = SqliteActivity(self._main, **parts)
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
