@@ -18,7 +18,7 @@ from coterie.storage.contracts.messages import (
     PendingMessages,
     Suspected,
 )
-from coterie.storage.message_writer import MessageWriter
+from coterie.storage.group_commit import MessageWriter
 from coterie.storage.postgres.batch.messages import STATUSES, receipt
 from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable

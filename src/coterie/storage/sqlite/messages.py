@@ -22,7 +22,7 @@ from coterie.storage.contracts.messages import (
     Status,
     Suspected,
 )
-from coterie.storage.message_writer import MessageWriter
+from coterie.storage.group_commit import MessageWriter
 from coterie.storage.sqlite import states
 from coterie.storage.sqlite.store import SqliteStore, bindings, encoded, later_ns, reads, to_fields, writes
 from coterie.storage.unreadable_rows import readable
