@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from coterie.storage.contracts.messages import (
+    STATUSES,
     Attempt,
     Backlog,
     Delivery,
@@ -19,7 +20,7 @@ from coterie.storage.contracts.messages import (
     Suspected,
 )
 from coterie.storage.group_commit import MessageWriter
-from coterie.storage.postgres.batch.messages import STATUSES, receipt
+from coterie.storage.postgres.batch.messages import receipt
 from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
 

@@ -10,6 +10,7 @@ import msgspec
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage import statements
 from coterie.storage.contracts.messages import (
+    STATUSES,
     Attempt,
     Backlog,
     Delivery,
@@ -19,7 +20,6 @@ from coterie.storage.contracts.messages import (
     MessageRow,
     PendingMessages,
     Receipt,
-    Status,
     Suspected,
 )
 from coterie.storage.group_commit import MessageWriter
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import (
         Mark,
         MessageFilter,
+        Status,
         Suspicion,
     )
     from coterie.storage.interface import Claim
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
 
 SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
-
-STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
-"""Indexed by the stored number."""
 
 _PAST_ALL = "\U0010ffff"
 """Sorts after every id."""

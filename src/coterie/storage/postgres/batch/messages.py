@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
 from coterie.kernel.text import storable
-from coterie.storage.contracts.messages import Commit, Insert, Receipt, Setback, Status
+from coterie.storage.contracts.messages import STATUSES, Commit, Insert, Receipt, Setback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -20,9 +20,6 @@ Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"
 
 SingleShape = Literal["insert_message", "add_message", "end_message"]
 """The statement that carries a write that is alone in its group."""
-
-STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
-"""Indexed by the numbers in the table."""
 
 MESSAGE = (
     "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
