@@ -17,8 +17,7 @@ from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Random
 from coterie.storage import migrations
 from coterie.storage.interface import KvPut, Storage
-from coterie.storage.sqlite.database import desk_in_memory
-from coterie.storage.sqlite.write_lock import Patience
+from coterie.storage.sqlite.database import Patience, desk_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

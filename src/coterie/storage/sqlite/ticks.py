@@ -13,6 +13,7 @@ from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.ids import Seat
 from coterie.storage.contracts.ticks import CronBook, CronRow, PauseRow, TickRow
 from coterie.storage.sqlite import states
+from coterie.storage.sqlite.database import snapshot
 from coterie.storage.sqlite.store import (
     LAST_NS,
     SqliteStore,
@@ -26,7 +27,6 @@ from coterie.storage.sqlite.store import (
     writes,
 )
 from coterie.storage.sqlite.tick_writes import SQL, instant_ns
-from coterie.storage.sqlite.write_lock import snapshot
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:

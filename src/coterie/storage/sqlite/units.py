@@ -24,9 +24,9 @@ from coterie.storage.contracts.units import (
     tick_of_unit,
 )
 from coterie.storage.sqlite import states
+from coterie.storage.sqlite.database import snapshot
 from coterie.storage.sqlite.store import SqliteStore, ago_ns, bindings, encoded, later_ns, reads, to_instant, writes
 from coterie.storage.sqlite.unit_writes import SQL, forget_rows, step_row
-from coterie.storage.sqlite.write_lock import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from coterie.kernel.service import Tasks
     from coterie.storage.contracts.messages import Commit, Committed
     from coterie.storage.contracts.units import UnitStart
-    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.sqlite.database import Patience, SqliteDatabase
     from coterie.storage.sqlite.user_sql_draft import StatementResult
-    from coterie.storage.sqlite.write_lock import Patience
 
     Written = Callable[[apsw.Connection, Commit, Sequence[UnitStart]], Committed]
 
