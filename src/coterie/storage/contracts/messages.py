@@ -147,14 +147,9 @@ class Due(msgspec.Struct, frozen=True, gc=False):
     rows: tuple[PendingMessages, ...]
 
 
-class LateReply(msgspec.Struct, frozen=True, gc=False):
+class LateReply(PendingMessages, frozen=True, gc=False):
     """A pending message that is due."""
 
-    seat: str
-    id: str
-    due_at: datetime
-    entity_type: str
-    entity_id: str
     method: str
 
 

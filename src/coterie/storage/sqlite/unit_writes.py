@@ -15,7 +15,7 @@ from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.contracts.units import StepResult, StepRow, UnitEndResult
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.store import bindings, encoded, later_ns, to_instant, write_rows
+from coterie.storage.sqlite.store import bindings, encoded, later_ns, to_instant, to_struct, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,18 +156,7 @@ def _stored(connection: apsw.Connection, scope: Scope, write: StepWrite) -> Step
 
 def step_row(row: Sequence[Any]) -> StepRow:
     """Convert a row of a step."""
-    branch, position, kind, name, digest, done, value, error, due_at_ns = row
-    return StepRow(
-        branch=branch,
-        position=position,
-        kind=kind,
-        name=name,
-        digest=digest,
-        done=bool(done),
-        value=value,
-        error=error,
-        due_at=to_instant(due_at_ns),
-    )
+    return to_struct(StepRow, row)
 
 
 # ── ends ────────────────────────────────────────────────────────────────────────────────────────────────────────
