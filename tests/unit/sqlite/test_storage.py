@@ -116,7 +116,7 @@ async def test_memory_needs_one_thread_and_no_file(
         assert await storage.kv.get("k") is not None
         async with storage.ownership("a" * 32) as session:
             assert (await session.view()).runners == ()
-        assert storage.write_lock_holder() is None
+        assert storage._main.write_lock_holder() is None
         assert storage.address == "memory"
     assert list(tmp_path.iterdir()) == []
 

@@ -134,27 +134,23 @@ class PostgresStorage(Storage):
 
     async def now(self) -> datetime:
         """The database's clock."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return cast("datetime", (await self.pool.read(server_check.SQL["now"]))[0][0])
 
     async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
         """How long the oldest row of each table has been overdue for pruning. See `storage.interface.Storage`."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         rows = await self.pool.read(_PRUNING["overdue"], self._cluster, retention_s, key_retention_s)
         return {row["name"]: row["late_s"] for row in rows}
 
     async def secret(self) -> bytes:
         """The cluster's secret. See `storage.interface.Storage`."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return await stored_schema.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[PostgresOwnership]:
         """Open a dedicated session, outside of the pool. See `storage.interface.Storage`."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return self._owners.open(incarnation)
 
     def rename(self, incarnation: str) -> None:
@@ -165,15 +161,17 @@ class PostgresStorage(Storage):
 
     async def view(self) -> ClusterSnapshot:
         """Read all runners and seats."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return to_view(await self.pool.read(SQL["view"], self._cluster))
 
     def transaction(self, *, limit_s: float) -> UserTransaction:
         """The user's own SQL, on its own session. See `storage.interface.Storage`."""
+        self._require_usable()
+        return self.undertakings.open(limit_s=limit_s)
+
+    def _require_usable(self) -> None:
         self._origin.require_same()
         self.require_running()
-        return self.undertakings.open(limit_s=limit_s)
 
     async def start(self) -> None:
         """Connect, check, and refuse a server that would break promises."""

@@ -426,12 +426,8 @@ class SqliteDatabase(Service):
         self._chance = chance
         self._patience = self.patience(limit_s=limit_s)
 
-    def require_same_process(self) -> None:
-        """Raise in a forked child: it must neither use nor close its parent's connections [P13]."""
-        self.origin.require_same()
-
     def require_usable(self) -> None:
-        """Raise unless it was started in this process."""
+        """Raise unless it was started in this process: a forked child must not use its parent's connections [P13]."""
         self.origin.require_same()
         self.require_running()
 
@@ -504,7 +500,7 @@ class SqliteDatabase(Service):
             await self._reader.start()
 
     async def _stop(self) -> None:
-        self.require_same_process()
+        self.origin.require_same()  # a forked child must not close its parent's connections [P13]
         self._patience.end()
         if self._reader is not self._writer:
             await self._reader.stop()

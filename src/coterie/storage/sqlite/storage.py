@@ -174,10 +174,6 @@ class SqliteStorage(Storage):
         """Read all runners and seats."""
         return await self._owners.view()
 
-    def write_lock_holder(self) -> int | None:
-        """The id of the other process that holds the main file's write lock now, if there is one [C3]."""
-        return self._main.write_lock_holder()
-
     async def _start(self) -> None:
         await self._main.start()
         if self._check_schema:
@@ -185,7 +181,7 @@ class SqliteStorage(Storage):
         await self.groups.start()
 
     async def _stop(self) -> None:
-        self._main.require_same_process()
+        self._main.origin.require_same()
         await self.groups.stop()
         await self._undertakings.close()
         await self._main.stop()
