@@ -133,19 +133,7 @@ def _stepped(
         return StepResult(told, None, now)
     if told == "there" or not is_new:
         return StepResult(told, _stored(connection, scope, write), now)
-    due_at_ns = _due_at_ns(scope, write)
-    row = StepRow(
-        branch=write.branch,
-        position=write.position,
-        kind=write.kind,
-        name=write.name,
-        digest=write.digest,
-        done=write.done,
-        value=write.value,
-        error=write.error,
-        due_at=to_instant(due_at_ns),
-    )
-    return StepResult(told, row, now)
+    return StepResult(told, write.row(to_instant(_due_at_ns(scope, write))), now)
 
 
 def _stored(connection: apsw.Connection, scope: Scope, write: StepWrite) -> StepRow:
