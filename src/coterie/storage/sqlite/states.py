@@ -176,8 +176,7 @@ def stamp(connection: apsw.Connection, scope: Scope, write: Stamp) -> Stamped:
     """Store a leader's report about its work."""
     if not proven(connection, scope, write.claim, about=write.claim.seat):
         return "fenced"
-    names = scope.bindings(seat=write.claim.seat, epoch=write.claim.epoch, runs=write.runs, error=write.error)
-    names |= {"note": write.note, "done": write.done, "total": write.total}
+    names = scope.bindings(seat=write.claim.seat, epoch=write.claim.epoch, **msgspec.structs.asdict(write))
     names["ran_at_ns"] = _ago_ns(scope, write.ran_s)
     names["progress_at_ns"] = _ago_ns(scope, write.progress_s)
     names["error_at_ns"] = _ago_ns(scope, write.error_s)
