@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from coterie import Cluster, CoterieError, Leader
 from coterie.kernel.service import Tasks
 from coterie.singletons.definition import PREFIX
-from coterie.singletons.state_row import HISTORY
+from coterie.singletons.state import HISTORY
 from coterie.storage.interface import StateSave
 from tests.cluster.seat_program import Journal, now_ns
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from coterie import AlreadyResolved, Cluster, CoterieError, Entity, Leader, PersistenceError, Tick, Workflow, rpc
 from coterie.kernel.ids import Seat
 from coterie.storage.contracts.units import StepWrite, UnitEnd
-from coterie.storage.sqlite import ownership, write_lock
+from coterie.storage.sqlite import database, ownership
 from coterie.storage.sqlite.storage import SqliteStorage
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.simulation import Simulation, simulate
@@ -187,12 +187,12 @@ class Killer:
             patch.object(SqliteStorage, "_run_closed", at_once),
             patch.object(SqliteStorage, "_run", one_by_one),
             patch.object(SqliteStorage, "_run_in_transaction", with_sql),
-            patch.object(write_lock, "commit", self._commit),
+            patch.object(database, "commit", self._commit),
             patch.object(ownership, "commit", self._commit),
         ):
             yield
 
-    def _commit(self, connection: Any, *, doing: str, right: Any = write_lock.commit) -> None:
+    def _commit(self, connection: Any, *, doing: str, right: Any = database.commit) -> None:
         database = self._sim.database
         right(connection, doing=doing)
         self._ledger.stored |= {name for (name,) in database.main.execute("select name from steps where done")}

@@ -11,8 +11,7 @@ from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.ownership.failure_detector import LeaseWatch, Suspect
 from coterie.singletons.heartbeat import Heartbeats
 from coterie.singletons.leadership import Leadership
-from coterie.singletons.state import LeaderState
-from coterie.singletons.state_row import StateRowWriter
+from coterie.singletons.state import LeaderState, StateRowWriter
 from tests.simulation import test_leader_hooks, test_leader_places, test_leader_states
 from tests.simulation.workloads import leaders as workload
 

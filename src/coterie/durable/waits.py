@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -263,14 +264,12 @@ class WaitingWork(Journal):
         self._branches.pop(asyncio.current_task(self._loop), None)
 
 
+@dataclass(slots=True, eq=False)
 class Wait:
     """One branch's wait, for a deferred or an instant."""
 
-    __slots__ = ("deferred", "due_at")
-
-    def __init__(self, deferred: str | None, due_at: datetime | None) -> None:
-        self.deferred = deferred
-        self.due_at = due_at
+    deferred: str | None
+    due_at: datetime | None
 
 
 class Deferred(Generic[T]):

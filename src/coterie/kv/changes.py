@@ -199,6 +199,4 @@ def _deliver(group: list[_Change], results: list[_Result]) -> None:
 
 
 def _fail(group: list[_Change], error: Exception) -> None:
-    for change in group:
-        if not change.done.done():
-            change.done.set_exception(error)
+    _deliver(group, [error] * len(group))

@@ -24,7 +24,7 @@ Not promised:
     effects outside of the database are not. `leader.verify()` before such an effect, and `takeover_delay`, narrow the
     gap.
 
-Read in this order: `definition` (from function to singleton), `leader` (what a body sees), `state_row` and `state` (its
-state), `heartbeat` (its stamps, and whether it is healthy), `leadership` (from grant to loss), `registry` (the
-singletons of a runner), `api` (`cluster.singletons`).
+Read in this order: `definition` (from function to singleton), `leader` (what a body sees), `state` (its state),
+`heartbeat` (its stamps, and whether it is healthy), `leadership` (from grant to loss), `registry` (the singletons of a
+runner), `api` (`cluster.singletons`).
 """

@@ -29,7 +29,6 @@ from coterie.kernel.text import said
 from coterie.singletons.heartbeat import Heartbeats
 from coterie.singletons.leader import Leader
 from coterie.singletons.state import LeaderState
-from coterie.singletons.state_row import StateRowWriter
 from coterie.work.context import context_of, in_span
 from coterie.work.limits import is_cancelled, settled
 from coterie.work.occupants import GRACE_S
@@ -83,9 +82,8 @@ class Leadership:
         self._context = context
         context.run(enter, context_of(tenure, singleton.name))
         self.stamps = Heartbeats(tenure, services, expected_s=singleton.expected_s)
-        row = StateRowWriter(singleton, tenure, services, failed=self._state_failed)
         state = self._state = LeaderState(
-            singleton, tenure, row, services, changed=self.stamps.progress, failed=self._state_failed
+            singleton, tenure, services, changed=self.stamps.progress, failed=self._state_failed
         )
         self.leader: Leader[Any] = Leader(
             singleton.name,

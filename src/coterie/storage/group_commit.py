@@ -20,14 +20,17 @@ from coterie.errors import PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import Supervisor
+from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from coterie.errors import Outcome
+    from coterie.kernel.fork_guard import ProcessOrigin
+    from coterie.storage.contracts.messages import Commit, Committed, Message, Receipt, Setback, Suffered
 
-    Commit = Callable[["Group"], Awaitable[Sequence[Any]]]
+    CommitGroup = Callable[["Group"], Awaitable[Sequence[Any]]]
     Member = tuple[Write, "Waiter"]
 
 log = logging.getLogger("coterie")
@@ -98,7 +101,7 @@ class GroupWriter(Service):
 
     def __init__(
         self,
-        commit: Commit,
+        commit: CommitGroup,
         *,
         most: int = GROUP_MOST,
         waiting_most: int = WAITING_MOST,
@@ -233,6 +236,34 @@ class GroupWriter(Service):
         _took.see(took_s)
         _sizes.see(len(results))
         _fenced.value += fenced(results)
+
+
+class MessageWriter:
+    """The part of a `storage.contracts.messages.MessageStore` that writes through the group writer."""
+
+    _writer: GroupWriter
+    _origin: ProcessOrigin
+
+    def insert(self, message: Message) -> asyncio.Future[Receipt]:
+        """Store a message."""
+        return self._submit(Insert(message))
+
+    def commit(self, write: Commit) -> asyncio.Future[Committed]:
+        """Durable when it results in "written"."""
+        return self._submit(write)
+
+    def setback(self, write: Setback) -> asyncio.Future[Suffered]:
+        """Record a failed attempt."""
+        return self._submit(write)
+
+    def save(self, write: Insert | Commit, waiter: Waiter) -> None:
+        """Insert or commit; `waiter` receives the result."""
+        self._origin.require_same()
+        self._writer.post(write, waiter)
+
+    def _submit(self, write: Insert | Commit | Setback) -> asyncio.Future[Any]:
+        self._origin.require_same()
+        return self._writer.submit(write)
 
 
 def _cut_short(error: BaseException) -> PersistenceError:

@@ -9,7 +9,7 @@ new ──a statement──▶ open ──commit──▶ ended
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from coterie.errors import PersistenceError, TransactionTimeout
 from coterie.kernel import metrics
@@ -33,6 +33,13 @@ UNDONE = "the transaction is rolled back, nothing of it is written"
 """The hint of an error that has ended a transaction."""
 
 
+class SqlResult(NamedTuple):
+    """The rows of a statement, by column name, and the number of rows that it changed."""
+
+    rows: Sequence[Mapping[str, Any]]
+    changed: int
+
+
 class TransactionEngine(Protocol):
     """What an engine does for one transaction. Calls are serial; `close` comes last."""
 
@@ -40,12 +47,8 @@ class TransactionEngine(Protocol):
         """Open it; `over` is its deadline on the loop's clock."""
         ...
 
-    async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """Return the number of rows that a statement changed."""
-        ...
-
-    async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the rows of a statement."""
+    async def run(self, sql: str, params: Sequence[Any]) -> SqlResult:
+        """Run a statement."""
         ...
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
@@ -113,11 +116,11 @@ class UserTransaction:
 
     async def execute(self, sql: str, /, *params: Any) -> int:
         """Return the number of rows changed."""
-        return await self._run(lambda: self._ground.execute(sql, params))
+        return (await self._run(lambda: self._ground.run(sql, params))).changed
 
     async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
         """Return the rows, by column name."""
-        return await self._run(lambda: self._ground.fetch(sql, params))
+        return (await self._run(lambda: self._ground.run(sql, params))).rows
 
     async def commit(self, write: Commit) -> Committed:
         """Commit with the handler's own writes; any result but "written" means rolled back."""

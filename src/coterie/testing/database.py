@@ -19,8 +19,7 @@ import apsw
 
 from coterie.errors import CoterieError, PersistenceError
 from coterie.kernel.random import Random
-from coterie.storage.sqlite.database import desk_in_memory
-from coterie.storage.sqlite.write_lock import Patience
+from coterie.storage.sqlite.database import Patience, desk_in_memory
 from coterie.testing.loop.clocks import SimClock
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.loop.seeds import stream

@@ -252,11 +252,11 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
     async with stranger(postgres_url) as other:
         await other.execute("create table orders (id integer); insert into orders values (1)")
         await ground.begin(over=deadline(3.0))
-        await ground.execute("update orders set id = 2", [])
+        await ground.run("update orders set id = 2", [])
         async with asyncio.timeout(120):
             if what == "running":
                 with pytest.raises(PersistenceError):
-                    await ground.execute("select pg_sleep(600)", [])
+                    await ground.run("select pg_sleep(600)", [])
             await other.execute("update orders set id = 3")
     await ground.close()
 

@@ -15,7 +15,6 @@ from coterie.kernel.service import Tasks
 from coterie.ownership.seats import Tenure, Trust
 from coterie.singletons.definition import SingletonOptions, define
 from coterie.singletons.state import LeaderState
-from coterie.singletons.state_row import StateRowWriter
 from coterie.storage.interface import Claim, StateLoaded, StateSave
 from tests.support.services import services
 
@@ -165,9 +164,8 @@ class Stage:
         self.failures: list[Exception] = []
         retry = Retry(attempts=3, base="1ms", max="1ms")
         given = services(storage=self.storage, tasks=self.tasks, settings={"retry": retry})
-        row = StateRowWriter(self.singleton, self.tenure, given, failed=self.failures.append)
         self.state: LeaderState[Any] = LeaderState(
-            self.singleton, self.tenure, row, given, changed=self._changed, failed=self.failures.append
+            self.singleton, self.tenure, given, changed=self._changed, failed=self.failures.append
         )
 
     def _changed(self) -> None:

@@ -12,14 +12,14 @@ import pytest
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, SchemaDecodeFailed, StatePersistFailed
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.singletons import state_row
+from coterie.singletons import state as leader_state
 from tests.unit.singletons.fake_storage import Progress, Stage, loaded, refused, unknown, unreachable, until
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_row, "_PAUSE_S", 0.0001)
-    monkeypatch.setattr(state_row, "_PAUSE_MOST_S", 0.001)
+    monkeypatch.setattr(leader_state, "_PAUSE_S", 0.0001)
+    monkeypatch.setattr(leader_state, "_PAUSE_MOST_S", 0.001)
 
 
 def stored_as(version: int, value: Any) -> bytes:
@@ -201,7 +201,7 @@ class TestSaving:
         assert (write.claim, write.key, write.keep) == (
             stage.tenure.claim,
             "singleton-state:importer",
-            state_row.HISTORY,
+            leader_state.HISTORY,
         )
 
     async def test_nothing_is_written_if_nothing_has_changed(self) -> None:

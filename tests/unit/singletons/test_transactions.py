@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
-from coterie.singletons import state_row
+from coterie.singletons import state as leader_state
 from tests.unit.singletons.fake_storage import Progress, Stage, loaded, refused, unknown, unreachable, until
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_row, "_PAUSE_MOST_S", 0.001)
+    monkeypatch.setattr(leader_state, "_PAUSE_MOST_S", 0.001)
 
 
 def ended(stage: Stage) -> list[str]:

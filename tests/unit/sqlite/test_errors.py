@@ -11,10 +11,8 @@ import pytest
 from coterie.errors import PersistenceError
 from coterie.kernel.random import Random
 from coterie.storage.interface import KvPut
-from coterie.storage.sqlite import write_lock
-from coterie.storage.sqlite.database import open_memory
+from coterie.storage.sqlite.database import Patience, open_memory, writing
 from coterie.storage.sqlite.errors import commit_failed, failed
-from coterie.storage.sqlite.write_lock import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,8 +129,8 @@ def test_after_any_error_nothing_is_written_and_the_next_one_works(at: str, erro
     patience = Patience(chance=Random(1), limit_s=0.01, pause_s=0.001, holder=lambda: None)
 
     def insert() -> None:
-        work = lambda c: c.execute("insert into t values (1)")  # noqa: E731
-        write_lock.transact(connection, work, patience=patience, doing="write")
+        with writing(connection, patience=patience, doing="write"):
+            connection.execute("insert into t values (1)")
 
     with pytest.raises(PersistenceError) as caught:
         insert()

@@ -13,7 +13,7 @@ from coterie import Cluster, Leader, StorageReplaced
 from coterie.kernel.service import State
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import Claim, KvPut
-from coterie.storage.sqlite import file_guard, write_lock
+from coterie.storage.sqlite import database, file_guard
 from tests.unit.sqlite.test_ownership import A, join
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ async def test_a_file_that_goes_during_a_commit_is_noticed_before_anybody_is_tol
 ) -> None:
     """The commit went to a file without a name: whether it is ever seen again is not known."""
     async with new() as storage:
-        commit = write_lock.commit
+        commit = database.commit
 
         def commit_and_delete(connection: apsw.Connection, **options: Any) -> None:
             commit(connection, **options)
             path.unlink()
 
-        monkeypatch.setattr(write_lock, "commit", commit_and_delete)
+        monkeypatch.setattr(database, "commit", commit_and_delete)
         with pytest.raises(StorageReplaced) as caught:
             await storage.kv.put(KvPut("k", b"1", 1))
         assert caught.value.outcome == "unknown"

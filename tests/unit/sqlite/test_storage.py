@@ -17,8 +17,7 @@ from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Random
 from coterie.storage import migrations
 from coterie.storage.interface import KvPut, Storage
-from coterie.storage.sqlite.database import desk_in_memory
-from coterie.storage.sqlite.write_lock import Patience
+from coterie.storage.sqlite.database import Patience, desk_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +116,7 @@ async def test_memory_needs_one_thread_and_no_file(
         assert await storage.kv.get("k") is not None
         async with storage.ownership("a" * 32) as session:
             assert (await session.view()).runners == ()
-        assert storage.write_lock_holder() is None
+        assert storage._main.write_lock_holder() is None
         assert storage.address == "memory"
     assert list(tmp_path.iterdir()) == []
 

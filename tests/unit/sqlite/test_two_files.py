@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from coterie.storage.sqlite import ownership
+from coterie.storage.sqlite.database import writing
 from coterie.storage.sqlite.ownership import SqliteOwnership
-from coterie.storage.sqlite.write_lock import writing
 from tests.unit.sqlite.test_ownership import A, B, join, leases_of, table
 
 if TYPE_CHECKING:

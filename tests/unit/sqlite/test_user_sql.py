@@ -208,7 +208,7 @@ async def test_a_process_that_is_killed_inside_leaves_nothing(
 ) -> None:
     doomed = child("draft", f"sqlite:///{path}")
     assert doomed.line() == "writing"
-    assert storage.write_lock_holder() == doomed.pid
+    assert storage._main.write_lock_holder() == doomed.pid
     doomed.kill()
     doomed.wait()
     transaction = storage.transaction(limit_s=LONG_S)

@@ -34,12 +34,12 @@ async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, ch
     """C3: a process stopped inside a commit stops everybody; the kernel knows which one."""
     async with new(lock_limit_s=0.3) as storage:
         await storage.kv.put(KvPut("before", b"1", 1))
-        assert storage.write_lock_holder() is None
+        assert storage._main.write_lock_holder() is None
         frozen = child("hold", str(path))
         assert frozen.line() == "holding"
         frozen.send_signal(signal.SIGSTOP)
         until(lambda: frozen.state() == "T")
-        assert storage.write_lock_holder() == frozen.pid
+        assert storage._main.write_lock_holder() == frozen.pid
         with pytest.raises(PersistenceError) as caught:
             await storage.kv.put(KvPut("during", b"2", 2))
         assert f"process {frozen.pid}" in caught.value.message
@@ -51,7 +51,7 @@ async def test_a_frozen_writer_is_named_in_the_error(new: Opener, path: Path, ch
         frozen.kill()
         frozen.wait()
         await storage.kv.put(KvPut("after", b"3", 3))
-        assert storage.write_lock_holder() is None
+        assert storage._main.write_lock_holder() is None
         assert await storage.kv.get("during") is None
 
 

@@ -5,13 +5,13 @@ Writes pass ages instead of instants, so that only the database's clock is ever 
 
 from __future__ import annotations
 
+from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
 
     from coterie.storage.interface import Claim
 

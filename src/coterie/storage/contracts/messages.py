@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import msgspec
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Claim
 
 Status = Literal["pending", "done", "dead"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+"""Indexed by the stored number."""
 
 Mark = tuple[datetime, str]
 """A position in the order of a shard's messages: due time, then id."""
@@ -145,14 +147,9 @@ class Due(msgspec.Struct, frozen=True, gc=False):
     rows: tuple[PendingMessages, ...]
 
 
-class LateReply(msgspec.Struct, frozen=True, gc=False):
+class LateReply(PendingMessages, frozen=True, gc=False):
     """A pending message that is due."""
 
-    seat: str
-    id: str
-    due_at: datetime
-    entity_type: str
-    entity_id: str
     method: str
 
 

@@ -12,13 +12,13 @@ cannot be claimed twice. Everything but `trigger`, `pause` and `resume` is writt
 
 from __future__ import annotations
 
+from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from coterie.storage.interface import Claim, Written
 

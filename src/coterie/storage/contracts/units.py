@@ -95,6 +95,20 @@ class StepWrite(msgspec.Struct, frozen=True):
         """The row it writes."""
         return f"{self.unit}\n{self.branch}\n{self.position}"
 
+    def row(self, due_at: datetime | None) -> StepRow:
+        """The row as it stands once this is written to a new place."""
+        return StepRow(
+            branch=self.branch,
+            position=self.position,
+            kind=self.kind,
+            name=self.name,
+            digest=self.digest,
+            done=self.done,
+            value=self.value,
+            error=self.error,
+            due_at=due_at,
+        )
+
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
     """The result of a `StepWrite`.

@@ -9,10 +9,10 @@ again; rows are locked in key order. A server that would break promises is refus
     ownership ───▶ lease_session.LeaseSession ───▶ one dedicated session, and one more to terminate what blocks it
 
 Read `session.py` and `connector.py` first, with `session_registry.py` (this process's sessions at the server) and
-`errors.py`; then `batch/` and `writer.py` (group commit), `pool.py`, `kv.py`; for ownership `lease_session.py` and
-`ownership.py`; for the start `storage.py`, `server_check.py`, `schema.py`. `user_sql.py` runs handlers' own SQL.
-`audit.py` reads rows for `coterie check`, `instants.py` dates that Python cannot express. SQL is in `sql/` and
-`migrations/`.
+`errors.py`; then `batch/` and `writer.py` (group commit), `pool.py`, `store.py` (the base of the stores), `kv.py`; for
+ownership `lease_session.py` and `ownership.py`; for the start `storage.py`, `server_check.py`, `schema.py`.
+`user_sql.py` runs handlers' own SQL. `audit.py` reads rows for `coterie check`, `instants.py` dates that Python cannot
+express. SQL is in `sql/` and `migrations/`.
 """
 
 from coterie.storage.postgres.connector import ConnectionLimits

@@ -6,64 +6,45 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from coterie.storage.interface import Entry, KvPut, KvRemove, KvSwap, require_held
-from coterie.storage.postgres.writer import SQL
+from coterie.storage.postgres.store import PostgresStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.kernel.fork_guard import ProcessOrigin
-    from coterie.storage.group_commit import GroupWriter
-    from coterie.storage.postgres.pool import Pool
 
 CLEAR_STEP = 5000
 """Rows removed by one statement of `clear`: a large prefix must not hold locks for long."""
 
 
-class PostgresKv:
+class PostgresKv(PostgresStore):
     """Keys and values of one cluster on PostgreSQL."""
-
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
-        self._cluster = cluster
-        self._pool = pool
-        self._writer = writer
-        self._origin = origin
 
     async def get(self, key: str) -> Entry | None:
         """Return the entry, or None if it is absent or expired."""
-        self._check()
-        rows = await self._pool.read(SQL["get"], self._cluster, key)
+        rows = await self._read("get", key)
         return Entry(*rows[0]) if rows else None
 
     async def put(self, write: KvPut) -> None:
         """Durable when it returns."""
-        self._check()
-        require_held(await self._writer.write(write), write.claim)
+        require_held(await self._commit(write), write.claim)
 
     async def swap(self, write: KvSwap) -> bool:
         """Durable when it returns; see `KvSwap`."""
-        self._check()
-        return cast("bool", require_held(await self._writer.write(write), write.claim))
+        return cast("bool", require_held(await self._commit(write), write.claim))
 
     async def remove(self, write: KvRemove) -> bool:
         """Durable when it returns; see `KvRemove`."""
-        self._check()
-        return cast("bool", require_held(await self._writer.write(write), write.claim))
+        return cast("bool", require_held(await self._commit(write), write.claim))
 
     async def count(self, prefix: str) -> int:
         """Count the keys that start with `prefix`."""
-        self._check()
-        low, high = span(prefix, after=None)
-        sql, bounds = (SQL["count_from"], (low,)) if high is None else (SQL["count"], (low, high))
-        rows = await self._pool.read(sql, self._cluster, *bounds)
-        return cast("int", rows[0][0])
+        name, bounds = _span("count", prefix, after=None)
+        return cast("int", (await self._read(name, *bounds))[0][0])
 
     async def page(self, prefix: str, *, after: str | None, most: int) -> Sequence[Entry]:
         """Return the next entries whose keys start with `prefix`, in order, after the key `after`."""
-        self._check()
-        low, high = span(prefix, after=after)
-        sql, bounds = (SQL["page_from"], (low,)) if high is None else (SQL["page"], (low, high))
-        rows = await self._pool.read(sql, self._cluster, most, *bounds)
-        return [Entry(*row) for row in rows]
+        name, bounds = _span("page", prefix, after=after)
+        return [Entry(*row) for row in await self._read(name, most, *bounds)]
 
     async def clear(self, prefix: str) -> int:
         """Remove all keys that start with `prefix`. Returns the number removed, expired ones not counted.
@@ -71,13 +52,11 @@ class PostgresKv:
         Not promised:
             Atomicity: it removes in steps, and a key set meanwhile may stay.
         """
-        self._check()
         removed: int = 0
         after: str | None = None
         while True:
-            low, high = span(prefix, after=after)
-            sql, bounds = (SQL["clear_from"], (low,)) if high is None else (SQL["clear"], (low, high))
-            rows = await self._pool.write(sql, self._cluster, CLEAR_STEP, *bounds)
+            name, bounds = _span("clear", prefix, after=after)
+            rows = await self._write(name, CLEAR_STEP, *bounds)
             removed += rows[0]["removed"]
             if rows[0]["seen"] < CLEAR_STEP:
                 return removed
@@ -85,13 +64,13 @@ class PostgresKv:
 
     async def purge(self, *, most: int) -> int:
         """Delete up to `most` expired entries for good. Returns the number deleted."""
-        self._check()
-        rows = await self._pool.write(SQL["purge"], self._cluster, most)
-        return cast("int", rows[0][0])
+        return cast("int", (await self._write("purge", most))[0][0])
 
-    def _check(self) -> None:
-        self._origin.require_same()
-        self._writer.require_running()
+
+def _span(name: str, prefix: str, *, after: str | None) -> tuple[str, tuple[str, ...]]:
+    """The statement for such a range, with or without an upper bound, and its bounds."""
+    low, high = span(prefix, after=after)
+    return (f"{name}_from", (low,)) if high is None else (name, (low, high))
 
 
 def span(prefix: str, *, after: str | None) -> tuple[str, str | None]:

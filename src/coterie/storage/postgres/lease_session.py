@@ -53,11 +53,6 @@ class LeaseSession:
         self._within_s = limits.dedicated_s
         self._doing = f"use the dedicated connection to {address}"
 
-    @property
-    def lost(self) -> bool:
-        """Whether the session, and every lock with it, is gone."""
-        return self._session.closed
-
     async def read(self, sql: str, *values: Any) -> Sequence[Any]:
         """Return the rows of a statement that changes nothing."""
         return await self._insist(partial(self._session.fetch, sql, *values), sent="unreachable")

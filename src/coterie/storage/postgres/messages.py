@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from coterie.storage.contracts.messages import (
+    STATUSES,
     Attempt,
     Backlog,
     Delivery,
@@ -18,9 +19,9 @@ from coterie.storage.contracts.messages import (
     PendingMessages,
     Suspected,
 )
-from coterie.storage.message_writer import MessageWriter
-from coterie.storage.postgres.batch.messages import STATUSES, receipt
-from coterie.storage.postgres.writer import SQL
+from coterie.storage.group_commit import MessageWriter
+from coterie.storage.postgres.batch.messages import receipt
+from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.contracts.messages import (
         Mark,
         MessageFilter,
@@ -36,21 +36,13 @@ if TYPE_CHECKING:
         Status,
         Suspicion,
     )
-    from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Claim
-    from coterie.storage.postgres.pool import Pool
 
 _errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 
 
-class PostgresMessages(MessageWriter):
+class PostgresMessages(PostgresStore, MessageWriter):
     """The messages of one cluster. See `storage.contracts.messages.MessageStore`."""
-
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
-        self._cluster = cluster
-        self._pool = pool
-        self._writer = writer
-        self._origin = origin
 
     async def due(self, after: Mapping[str, Mark | None], *, ahead_s: float = 0.0, most: int) -> Due:
         """Of each of these seats the first `most` pending messages after a mark that are due within `ahead_s`."""
@@ -126,18 +118,6 @@ class PostgresMessages(MessageWriter):
         """Delete messages done longer ago than that, among the next `most` ids after `after` [m17]."""
         (row,) = await self._write("purge_messages", after, most, retention_s, key_retention_s)
         return row["gone"], row["last"] if row["seen"] == most and not row["young"] else ""
-
-    async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
-        self._check()
-        return await self._pool.read(SQL[name], self._cluster, *values)
-
-    async def _write(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
-        self._check()
-        return await self._pool.write(SQL[name], self._cluster, *values)
-
-    def _check(self) -> None:
-        self._origin.require_same()
-        self._writer.require_running()
 
 
 def _rows(rows: Sequence[asyncpg.Record]) -> list[MessageRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from coterie.errors import PersistenceError
 from coterie.kernel import fork_guard
@@ -67,15 +67,7 @@ class PostgresStorage(Storage):
         supervisor: The supervisor of this process.
     """
 
-    kv: PostgresKv
-    states: PostgresStates
-    executions: PostgresExecutions
-    ticks: PostgresTicks
     units: PostgresUnits
-    machines: PostgresMachines
-    messages: PostgresMessages
-    server_check: PostgresInspection
-    activity: PostgresActivity
     schema: PostgresSchema
 
     def __init__(
@@ -110,17 +102,16 @@ class PostgresStorage(Storage):
         )
         self.writer = GroupWriter(self._committer.commit, supervisor=supervisor)
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
-        self.kv = PostgresKv(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.states = PostgresStates(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.executions = PostgresExecutions(
-            cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin
-        )
-        self.ticks = PostgresTicks(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.units = PostgresUnits(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.machines = PostgresMachines(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.messages = PostgresMessages(cluster=settings.name, pool=self.pool, writer=self.writer, origin=self._origin)
-        self.inspection = PostgresInspection(cluster=settings.name, pool=self.pool, origin=self._origin)
-        self.activity = PostgresActivity(cluster=settings.name, pool=self.pool, origin=self._origin)
+        parts: Any = {"cluster": settings.name, "pool": self.pool, "writer": self.writer, "origin": self._origin}
+        self.kv = PostgresKv(**parts)
+        self.states = PostgresStates(**parts)
+        self.executions = PostgresExecutions(**parts)
+        self.ticks = PostgresTicks(**parts)
+        self.units = PostgresUnits(**parts)
+        self.machines = PostgresMachines(**parts)
+        self.messages = PostgresMessages(**parts)
+        self.inspection = PostgresInspection(**parts)
+        self.activity = PostgresActivity(**parts)
         self.undertakings = PostgresTransactions(
             self._connector,
             size=settings.pool_size,
@@ -143,27 +134,23 @@ class PostgresStorage(Storage):
 
     async def now(self) -> datetime:
         """The database's clock."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return cast("datetime", (await self.pool.read(server_check.SQL["now"]))[0][0])
 
     async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
         """How long the oldest row of each table has been overdue for pruning. See `storage.interface.Storage`."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         rows = await self.pool.read(_PRUNING["overdue"], self._cluster, retention_s, key_retention_s)
         return {row["name"]: row["late_s"] for row in rows}
 
     async def secret(self) -> bytes:
         """The cluster's secret. See `storage.interface.Storage`."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return await stored_schema.read_or_draw(self.pool, cluster=self._cluster, chance=self._chance)
 
     def ownership(self, incarnation: str) -> AbstractAsyncContextManager[PostgresOwnership]:
         """Open a dedicated session, outside of the pool. See `storage.interface.Storage`."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return self._owners.open(incarnation)
 
     def rename(self, incarnation: str) -> None:
@@ -174,15 +161,17 @@ class PostgresStorage(Storage):
 
     async def view(self) -> ClusterSnapshot:
         """Read all runners and seats."""
-        self._origin.require_same()
-        self.require_running()
+        self._require_usable()
         return to_view(await self.pool.read(SQL["view"], self._cluster))
 
     def transaction(self, *, limit_s: float) -> UserTransaction:
         """The user's own SQL, on its own session. See `storage.interface.Storage`."""
+        self._require_usable()
+        return self.undertakings.open(limit_s=limit_s)
+
+    def _require_usable(self) -> None:
         self._origin.require_same()
         self.require_running()
-        return self.undertakings.open(limit_s=limit_s)
 
     async def start(self) -> None:
         """Connect, check, and refuse a server that would break promises."""

@@ -10,8 +10,8 @@ import msgspec
 
 from coterie.kernel.ids import Seat
 from coterie.storage.contracts.ticks import CronBook, CronRow, PauseRow, TickRow
-from coterie.storage.postgres.batch.states import LONGEST_S
-from coterie.storage.postgres.writer import SQL
+from coterie.storage.postgres.batch.single import LONGEST_S
+from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
@@ -20,25 +20,16 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.contracts.ticks import ClaimResult, CronTakeover, Kind, TickClaim, TickNote
-    from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Written
-    from coterie.storage.postgres.pool import Pool
 
 _errors = msgspec.json.Decoder(tuple[str, ...]).decode
 
 _CRON = ("definition", "effective_from", "last", "runs", "ran_at", "error", "error_at", "failures", "failed_at")
 
 
-class PostgresTicks:
+class PostgresTicks(PostgresStore):
     """The crons of one cluster. See `storage.contracts.ticks.TickStore`."""
-
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
-        self._cluster = cluster
-        self._pool = pool
-        self._writer = writer
-        self._origin = origin
 
     async def take(self, takes: Sequence[CronTakeover]) -> Mapping[str, CronBook]:
         """Take over crons. Returns the book of each, by name; a cron whose seat is not held is left out."""
@@ -73,13 +64,11 @@ class PostgresTicks:
     async def claim(self, write: TickClaim) -> ClaimResult:
         """Durable when it returns "written"."""
         assert write.verdicts, "a claim is about one tick at least"
-        self._check()
-        return cast("ClaimResult", await self._writer.write(write))
+        return cast("ClaimResult", await self._commit(write))
 
     async def note(self, write: TickNote) -> Written:
         """Durable when it returns "written"."""
-        self._check()
-        return cast("Written", await self._writer.write(write))
+        return cast("Written", await self._commit(write))
 
     async def trigger(self, name: str, *, at: datetime | None = None) -> TickRow | None:
         """Trigger a run for an instant (None: now). Returns None if there is no such cron."""
@@ -112,18 +101,6 @@ class PostgresTicks:
     async def purge(self, *, older_s: float, most: int) -> int:
         """Delete up to `most` ticks that ended longer ago than that, and such pauses. Returns the number of ticks."""
         return cast("int", (await self._write("purge_ticks", min(older_s, LONGEST_S), most))[0][0])
-
-    async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
-        self._check()
-        return await self._pool.read(SQL[name], self._cluster, *values)
-
-    async def _write(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
-        self._check()
-        return await self._pool.write(SQL[name], self._cluster, *values)
-
-    def _check(self) -> None:
-        self._origin.require_same()
-        self._writer.require_running()
 
 
 def _columns(takes: Sequence[CronTakeover]) -> list[list[Any]]:

@@ -20,7 +20,8 @@ from coterie.storage.contracts.units import (
     require_same,
     tick_of_unit,
 )
-from coterie.storage.postgres.batch.states import LONGEST_S
+from coterie.storage.postgres.batch.single import LONGEST_S
+from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.postgres.writer import SQL
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.kernel.fork_guard import ProcessOrigin
     from coterie.storage.contracts.units import (
         StepResult,
         StepWrite,
@@ -39,31 +39,22 @@ if TYPE_CHECKING:
         UnitStart,
         UnitStatus,
     )
-    from coterie.storage.group_commit import GroupWriter
     from coterie.storage.interface import Claim
-    from coterie.storage.postgres.pool import Pool
 
     Fetch = Callable[..., Awaitable[Sequence[asyncpg.Record]]]
 
 
-class PostgresUnits:
+class PostgresUnits(PostgresStore):
     """The durable work of one cluster. See `storage.contracts.units.UnitStore`."""
-
-    def __init__(self, *, cluster: str, pool: Pool, writer: GroupWriter, origin: ProcessOrigin) -> None:
-        self._cluster = cluster
-        self._pool = pool
-        self._writer = writer
-        self._origin = origin
 
     def step(self, write: StepWrite) -> Coroutine[Any, Any, StepResult]:
         """Durable when it returns "written"."""
-        self._check()
+        self._require_usable()
         return self._writer.write_here(write)
 
     async def end(self, write: UnitEnd) -> UnitEndResult:
         """Durable when it returns "written"."""
-        self._check()
-        return cast("UnitEndResult", await self._writer.write(write))
+        return cast("UnitEndResult", await self._commit(write))
 
     async def open(
         self, claim: Claim, *, unit: str, kind: UnitKind, name: str, id: str, life: int = 0
@@ -121,7 +112,7 @@ class PostgresUnits:
 
     async def start(self, start: UnitStart) -> UnitStartResult:
         """Store a workflow, to be run by the holder of its seat."""
-        self._check()
+        self._require_usable()
         return await _started(self._pool.read, self._cluster, start)
 
     async def require_started(self, fetch: Fetch, starts: Sequence[UnitStart]) -> None:
@@ -137,10 +128,9 @@ class PostgresUnits:
         self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None
     ) -> ResolveResult:
         """Store the result of a deferred of one life of a unit, once."""
-        self._check()
         tick = tick_of_unit(unit)
         of_tick = (None,) * 5 if tick is None else (*tick, claimed_at_of(life))
-        rows = await self._pool.write(SQL["resolve_deferred"], self._cluster, unit, name, value, error, life, *of_tick)
+        rows = await self._write("resolve_deferred", unit, name, value, error, life, *of_tick)
         return ResolveResult(rows[0]["told"], rows[0]["wake"] if rows[0]["told"] == "resolved" else None)
 
     async def interrupt_children(self, seats: Sequence[str], *, most: int) -> Sequence[tuple[str, str]]:
@@ -187,17 +177,8 @@ class PostgresUnits:
 
     async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
         """Delete ended, abandoned and never begun work."""
-        self._check()
-        rows = await self._pool.write(SQL["purge_units"], self._cluster, min(older_s, LONGEST_S), most)
+        rows = await self._write("purge_units", min(older_s, LONGEST_S), most)
         return UnitsPurged(tuple(rows[0]["abandoned"]), rows[0]["most"])
-
-    async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
-        self._check()
-        return await self._pool.read(SQL[name], self._cluster, *values)
-
-    def _check(self) -> None:
-        self._origin.require_same()
-        self._writer.require_running()
 
 
 async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> UnitStartResult:

@@ -24,12 +24,10 @@ from coterie.storage.postgres.connector import local_settings, session_settings
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, loss, refusal
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.session import deadline
-from coterie.storage.user_transaction import UNDONE, UserTransaction
+from coterie.storage.user_transaction import UNDONE, SqlResult, UserTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-
-    import asyncpg
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from coterie.errors import Outcome
     from coterie.kernel.random import Random
@@ -178,15 +176,20 @@ class PostgresUserSql:
                 if error.outcome == "refused" or deadline(0) >= over:
                     raise
 
-    async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """Return the number of rows changed."""
-        _, tag = await self._run(sql, params)
-        return changed(tag)
-
-    async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the rows, by column name."""
-        rows, _ = await self._run(sql, params)
-        return [dict(row) for row in rows]
+    async def run(self, sql: str, params: Sequence[Any]) -> SqlResult:
+        """Run a statement, unless its text shows that it would break the transaction."""
+        session = self._open
+        problem, hint = refused(sql)
+        if problem:
+            raise PersistenceError(doing=self._doing, problem=problem, hint=hint)
+        with self._told():
+            if session.version < _TIMED:
+                await session.execute(f"set local statement_timeout = {self._left_ms()}", over=self._over)
+            rows, tag = await session.run(sql, *params, over=self._over)
+        if not session.in_transaction:  # the statement has ended it, which its text did not show
+            session.abort()
+            raise PersistenceError(doing=self._doing, problem="the statement ended the transaction", outcome="unknown")
+        return SqlResult([dict(row) for row in rows], changed(tag))
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
         """Commit; the workflows, the fence and the messages are the last statements before it [M3]."""
@@ -220,20 +223,6 @@ class PostgresUserSql:
         settings += [f"transaction_timeout = {left}"] if session.version >= _TIMED else []
         begin = session.opening or "begin isolation level read committed"
         return "; ".join([begin, *(f"set local {setting}" for setting in settings)])
-
-    async def _run(self, sql: str, params: Sequence[Any]) -> tuple[Sequence[asyncpg.Record], str]:
-        session = self._open
-        problem, hint = refused(sql)
-        if problem:
-            raise PersistenceError(doing=self._doing, problem=problem, hint=hint)
-        with self._told():
-            if session.version < _TIMED:
-                await session.execute(f"set local statement_timeout = {self._left_ms()}", over=self._over)
-            answer = await session.run(sql, *params, over=self._over)
-        if not session.in_transaction:  # the statement has ended it, which its text did not show
-            session.abort()
-            raise PersistenceError(doing=self._doing, problem="the statement ended the transaction", outcome="unknown")
-        return answer
 
     async def _write(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
         session = self._open

@@ -8,8 +8,8 @@ freezes inside a commit is killed by the runner that evicts it [C3].
 Not promised: progress while another process is frozen inside a commit, if that is not a runner or
 `sqlite_kill_frozen` is off. The error and the log name it.
 
-Read `storage.py` first, then `database.py` (one file and the threads that work on it) with `executor.py`,
-`write_lock.py` (the write lock and its holder), `store.py` (what the stores share), `kv.py`, `states.py`,
+Read `storage.py` first, then `database.py` (one file, how it is locked, and the threads that work on it)
+with `executor.py`, `write_lock.py` (the holder of the lock), `store.py` (what the stores share), `kv.py`, `states.py`,
 `machine_ids.py`, `schema.py`. Messages, ticks and units have a module that reads (`messages.py`, `ticks.py`,
 `units.py`) and one that writes (`message_writes.py`, `tick_writes.py`, `unit_writes.py`). For ownership:
 `ownership.py` (a session), `seats.py` (its statements), `witness.py` (which processes are alive). Around them:

@@ -2,113 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import apsw
+import msgspec
 
-from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.contracts.activity import ActRow
 from coterie.storage.contracts.inspection import AuditRow, EndedMessage, ServerInfo, StateMark
+from coterie.storage.sqlite.store import SqliteStore, reads, to_struct, writes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from coterie.kernel.clock import Clock
     from coterie.storage.contracts.activity import Act
-    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.sqlite.store import Scope
 
 _SQL = statements.load("coterie.storage.sqlite.sql", "inspection.sql")
 _ACTIVITY = statements.load("coterie.storage.sqlite.sql", "activity.sql")
 
 
-class SqliteInspection:
-    """See `storage.contracts.inspection.Inspection`."""
+def audit(connection: apsw.Connection, scope: Scope, *, after: int, most: int) -> list[AuditRow]:
+    """The audit rows, by number."""
+    rows = connection.execute(_SQL["audit"], scope.bindings(after=after, most=most))
+    return [to_struct(AuditRow, row) for row in rows]
 
-    def __init__(self, main: SqliteDatabase, *, cluster: str) -> None:
-        self._main = main
-        self._cluster = cluster
+
+def states(connection: apsw.Connection, scope: Scope, *, after: str, most: int) -> list[StateMark]:
+    """The present state and the kept history of the next keys."""
+    rows = connection.execute(_SQL["states"], scope.bindings(after=after, most=most))
+    return [to_struct(StateMark, row) for row in rows]
+
+
+def endings(connection: apsw.Connection, scope: Scope, *, after: str, most: int) -> list[EndedMessage]:
+    """The messages that have ended, by id."""
+    rows = connection.execute(_SQL["endings"], scope.bindings(after=after, most=most))
+    return [to_struct(EndedMessage, row) for row in rows]
+
+
+class SqliteInspection(SqliteStore):
+    """See `storage.contracts.inspection.Inspection`."""
 
     async def server(self) -> ServerInfo:
         """Describe the SQLite library."""
         return ServerInfo(f"SQLite {apsw.sqlite_lib_version()}")
 
-    async def audit(self, *, after: int, most: int) -> Sequence[AuditRow]:
-        """Return the audit rows, by number."""
-        rows = await self._page("audit", after, most)
-        return [AuditRow(number, to_datetime(at_ns), *rest) for number, at_ns, *rest in rows]
-
-    async def states(self, *, after: str, most: int) -> Sequence[StateMark]:
-        """Return the present state and the kept history of the next keys."""
-        rows = await self._page("states", after, most)
-        return [
-            StateMark(key, seat, version, epoch, None if at_ns is None else to_datetime(at_ns))
-            for key, seat, version, epoch, at_ns in rows
-        ]
-
-    async def endings(self, *, after: str, most: int) -> Sequence[EndedMessage]:
-        """Return the messages that have ended, by id."""
-        rows = await self._page("endings", after, most)
-        return [
-            EndedMessage(
-                message,
-                entity_type,
-                entity_id,
-                method,
-                seat,
-                epoch,
-                to_datetime(at_ns),
-                bool(is_dead),
-                bool(has_reply),
-                attempts,
-            )
-            for message, entity_type, entity_id, method, seat, epoch, at_ns, is_dead, has_reply, attempts in rows
-        ]
-
-    async def _page(self, name: str, after: object, most: int) -> list[Any]:
-        names = {"cluster": self._cluster, "after": after, "most": most}
-        return await self._main.read(lambda c: c.execute(_SQL[name], names).fetchall(), doing=f"read the {name}")
+    audit = reads(audit, "read the audit")
+    states = reads(states, "read the states")
+    endings = reads(endings, "read the endings")
 
 
-class SqliteActivity:
+def add(connection: apsw.Connection, scope: Scope, act: Act) -> None:
+    """Record an act."""
+    connection.execute(_ACTIVITY["add"], scope.bindings(**msgspec.structs.asdict(act)))
+
+
+def listed(connection: apsw.Connection, scope: Scope, *, before: int | None = None, most: int = 100) -> list[ActRow]:
+    """Acts, the newest first."""
+    rows = connection.execute(_ACTIVITY["list"], scope.bindings(before=before, most=most))
+    return [to_struct(ActRow, row) for row in rows]
+
+
+def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> int:
+    """Delete some old acts. Returns the number deleted."""
+    before_ns = scope.now_ns - int(older_s * 1e9)
+    connection.execute(_ACTIVITY["purge"], scope.bindings(before_ns=before_ns, most=most))
+    return connection.changes()
+
+
+class SqliteActivity(SqliteStore):
     """See `storage.contracts.activity.Activity`."""
 
-    def __init__(self, main: SqliteDatabase, *, cluster: str, clock: Clock) -> None:
-        self._main = main
-        self._cluster = cluster
-        self._clock = clock
-
-    async def add(self, act: Act) -> None:
-        """Durable when it returns."""
-        names = {
-            "cluster": self._cluster,
-            "now_ns": self._clock.wall_ns(),
-            "who": act.who,
-            "origin": act.origin,
-            "act": act.act,
-            "what": act.what,
-            "result": act.result,
-        }
-        await self._main.transact(lambda c: c.execute(_ACTIVITY["add"], names).fetchall(), doing="record an act")
-
-    async def list(self, *, before: int | None = None, most: int = 100) -> Sequence[ActRow]:
-        """Return acts, the newest first."""
-        names = {"cluster": self._cluster, "before": before, "most": most}
-        rows: list[Any] = await self._main.read(
-            lambda c: c.execute(_ACTIVITY["list"], names).fetchall(), doing="read the acts"
-        )
-        return [
-            ActRow(id=id_, at=to_datetime(at_ns), who=who, origin=origin, act=act, what=what, result=result)
-            for id_, at_ns, who, origin, act, what, result in rows
-        ]
-
-    async def purge(self, *, older_s: float, most: int) -> int:
-        """Delete some old acts. Returns the number deleted."""
-        before_ns = self._clock.wall_ns() - int(older_s * 1e9)
-        names = {"cluster": self._cluster, "before_ns": before_ns, "most": most}
-
-        def purge(connection: apsw.Connection) -> int:
-            connection.execute(_ACTIVITY["purge"], names)
-            return connection.changes()
-
-        return await self._main.transact(purge, doing="delete old acts")
+    add = writes(add, "record an act")
+    list = reads(listed, "read the acts")
+    purge = writes(purge, "delete old acts")

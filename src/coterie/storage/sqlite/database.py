@@ -2,27 +2,32 @@
 
 A file is opened with the settings that durability rests on, each read back. Each executor has its own connections to
 the main database and, from its first use on, to the leases beside it.
+
+SQLite's own waiting for a lock (`busy_timeout`) sleeps longer and longer while a busy process takes the lock again at
+once, so one process gets everything. Retrying each millisecond or so serves all (`Patience`); the error after the limit
+names the holder.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import apsw
 
-from coterie.errors import ConfigurationError, PersistenceError, StorageReplaced
+from coterie.errors import ConfigurationError, CoterieError, PersistenceError, StorageReplaced
 from coterie.kernel import metrics
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.fork_guard import ProcessOrigin
 from coterie.kernel.service import Service
 from coterie.storage import migrations
-from coterie.storage.sqlite import file_guard, schema, write_lock
-from coterie.storage.sqlite.errors import cannot_open, failed
+from coterie.storage.sqlite import file_guard, schema
+from coterie.storage.sqlite.errors import cannot_open, commit_failed, failed
 from coterie.storage.sqlite.location import beside, require_folder, require_local, require_owned
-from coterie.storage.sqlite.write_lock import Patience
+from coterie.storage.sqlite.write_lock import described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from coterie.kernel.random import Random
     from coterie.storage.sqlite.executor import Executor, Executors
 
+T = TypeVar("T")
 
 LIBRARY_LEAST = (3, 51, 3)
 """The first SQLite in which two writers cannot damage a file in WAL mode (incident 40)."""
@@ -131,6 +137,123 @@ def _require_settings(connection: apsw.Connection, path: Path, mode: object) -> 
             problem=f"{path} cannot be used: {', '.join(wrong)}",
             hint="use a file that coterie created, on a local disk",
         )
+
+
+class Patience:
+    """How long, and in which steps, to wait for a busy file.
+
+    It waits in real time, in an executor's thread. Where work runs in the loop (simulation) there is one
+    connection, which is never busy.
+
+    Args:
+        chance: For the jitter that keeps processes from retrying in step.
+        limit_s: When to give up.
+        pause_s: About how long to sleep between two tries.
+        holder: Returns the holder of the write lock, for the error.
+        refused: The outcome to report: by default "unreachable", since nothing began.
+    """
+
+    def __init__(
+        self,
+        *,
+        chance: Random,
+        limit_s: float,
+        pause_s: float,
+        holder: Callable[[], int | None],
+        refused: Outcome = "unreachable",
+    ) -> None:
+        self._chance = chance
+        self._limit_s = limit_s
+        self._pause_s = pause_s
+        self._holder = holder
+        self._outcome = refused
+        self._clock = SystemClock()
+        self.ended = False
+
+    def end(self) -> None:
+        """Stop waiting: waiters give up at their next try."""
+        self.ended = True
+
+    def insist(self, attempt: Callable[[], T], *, doing: str) -> T:
+        """Return the result of `attempt` once the file is not busy."""
+        began_ns: int | None = None  # read lazily: waiting is rare
+        while True:
+            try:
+                return attempt()
+            except apsw.BusyError as error:
+                now_ns = self._clock.steady_ns()
+                began_ns = now_ns if began_ns is None else began_ns
+                waited_s = (now_ns - began_ns) / 1e9
+                if self.ended or waited_s >= self._limit_s:
+                    raise self._refused(waited_s, doing) from error
+            time.sleep(self._pause_s * self._chance.between(0.5, 1.5))
+
+    def _refused(self, waited_s: float, doing: str) -> PersistenceError:
+        # "unreachable", since nothing began: with "refused" the group writer would make each member wait once more.
+        if self.ended:
+            problem = f"the process is shutting down, after {waited_s:.1f}s of waiting for the file's lock"
+            return PersistenceError(doing=doing, problem=problem, outcome="unreachable")
+        pid = self._holder()
+        if pid is None:
+            problem = f"the file was locked for {waited_s:.1f}s, by no single process that can be seen from here"
+            hint = "write less at once, or use PostgreSQL"
+        else:
+            problem = f"{described(pid)} has held the file's write lock, and {waited_s:.1f}s were waited for it"
+            hint = f"let it go on (kill -CONT {pid}) or end it (kill -KILL {pid})"
+        return PersistenceError(doing=doing, problem=problem, outcome=self._outcome, hint=hint)
+
+
+@contextmanager
+def writing(connection: apsw.Connection, *, patience: Patience, doing: str) -> Iterator[None]:
+    """Hold the write lock during the block, whose changes are durable after it; it may commit them itself.
+
+    Promise:
+        Any error has rolled everything back before it is raised; for the one exception see `commit_failed`.
+    """
+    patience.insist(lambda: connection.execute("begin immediate"), doing=doing)
+    try:
+        yield
+    except BaseException as error:
+        _roll_back(connection)
+        if isinstance(error, CoterieError) or not isinstance(error, Exception):
+            raise
+        raise failed(error, doing=doing) from error
+    if connection.in_transaction:
+        commit(connection, doing=doing)
+
+
+def commit(connection: apsw.Connection, *, doing: str) -> None:
+    """Make the writes durable and release the write lock."""
+    try:
+        connection.execute("commit")
+    except Exception as error:
+        _roll_back(connection)
+        raise commit_failed(error, doing=doing) from error
+
+
+def read(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
+    """Return the result of `work`, which only reads. Waits while another process recovers or closes the file."""
+    try:
+        return patience.insist(lambda: work(connection), doing=doing)
+    except CoterieError:
+        raise
+    except Exception as error:
+        raise failed(error, doing=doing) from error
+
+
+@contextmanager
+def snapshot(connection: apsw.Connection) -> Iterator[None]:
+    """Make all reads during the block see one snapshot. Neither blocks writers nor waits for them."""
+    connection.execute("begin")
+    try:
+        yield
+    finally:
+        _roll_back(connection)
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    if connection.in_transaction:  # after some errors SQLite has rolled back already
+        connection.execute("rollback")
 
 
 _MIGRATIONS = "coterie.storage.sqlite.migrations.leases"
@@ -232,10 +355,9 @@ def prepare_leases(connection: apsw.Connection, *, patience: Patience, clock: Cl
         return migrations.pending(migrations.load(_MIGRATIONS), schema.applied(connection, address=address), None)
 
     doing = f"set up {address}"
-    if write_lock.read(connection, lambda _: due(), patience=patience, doing=doing):
-        write_lock.transact(
-            connection, lambda _: schema.apply(connection, due(), clock=clock), patience=patience, doing=doing
-        )
+    if read(connection, lambda _: due(), patience=patience, doing=doing):
+        with writing(connection, patience=patience, doing=doing):
+            schema.apply(connection, due(), clock=clock)
 
 
 @contextmanager
@@ -269,8 +391,6 @@ def _create_private(path: Path) -> None:
     with suppress(OSError):  # another process is faster; or SQLite reports what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
-
-T = TypeVar("T")
 
 _PAUSE_S = 0.0004
 """About the pause between two tries for the write lock. With 1 ms a sender and a runner did a twentieth less; with
@@ -306,12 +426,8 @@ class SqliteDatabase(Service):
         self._chance = chance
         self._patience = self.patience(limit_s=limit_s)
 
-    def require_same_process(self) -> None:
-        """Raise in a forked child: it must neither use nor close its parent's connections [P13]."""
-        self.origin.require_same()
-
     def require_usable(self) -> None:
-        """Raise unless it was started in this process."""
+        """Raise unless it was started in this process: a forked child must not use its parent's connections [P13]."""
         self.origin.require_same()
         self.require_running()
 
@@ -323,7 +439,8 @@ class SqliteDatabase(Service):
         def run(desk: SqliteConnections) -> T:
             with desk.turn:
                 desk.require_in_place(lately=True)
-                result = write_lock.transact(desk.main, work, patience=patience, doing=doing)
+                with writing(desk.main, patience=patience, doing=doing):
+                    result = work(desk.main)
                 desk.require_in_place(outcome="unknown", lately=True)
                 return result
 
@@ -341,7 +458,7 @@ class SqliteDatabase(Service):
         def run(desk: SqliteConnections) -> T:
             with desk.turn:
                 desk.require_in_place(lately=True)
-                return write_lock.read(desk.main, lambda _: work(desk), patience=patience, doing=doing)
+                return read(desk.main, lambda _: work(desk), patience=patience, doing=doing)
 
         try:
             return await self._reader.run(run)
@@ -383,7 +500,7 @@ class SqliteDatabase(Service):
             await self._reader.start()
 
     async def _stop(self) -> None:
-        self.require_same_process()
+        self.origin.require_same()  # a forked child must not close its parent's connections [P13]
         self._patience.end()
         if self._reader is not self._writer:
             await self._reader.stop()

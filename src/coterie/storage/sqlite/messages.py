@@ -10,6 +10,7 @@ import msgspec
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage import statements
 from coterie.storage.contracts.messages import (
+    STATUSES,
     Attempt,
     Backlog,
     Delivery,
@@ -19,12 +20,11 @@ from coterie.storage.contracts.messages import (
     MessageRow,
     PendingMessages,
     Receipt,
-    Status,
     Suspected,
 )
-from coterie.storage.message_writer import MessageWriter
+from coterie.storage.group_commit import MessageWriter
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.store import SqliteStore, bindings, encoded, later_ns, reads, to_instant, writes
+from coterie.storage.sqlite.store import SqliteStore, bindings, encoded, later_ns, reads, to_fields, writes
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import (
         Mark,
         MessageFilter,
+        Status,
         Suspicion,
     )
     from coterie.storage.interface import Claim
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
 
 SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
-
-STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
-"""Indexed by the stored number."""
 
 _PAST_ALL = "\U0010ffff"
 """Sorts after every id."""
@@ -248,26 +246,11 @@ def _changed(connection: apsw.Connection, name: str, names: dict[str, Any]) -> i
 
 
 def _row(row: Sequence[Any]) -> MessageRow:
-    message, seat, entity_type, entity_id, method, status, key, *rest = row
-    sent_at_ns, due_at_ns, completed_at_ns, attempts, errors, payload, reply, trace_id, losses = rest
-    return MessageRow(
-        id=message,
-        seat=seat,
-        entity_type=entity_type,
-        entity_id=entity_id,
-        method=method,
-        status=STATUSES[status],
-        key=key,
-        sent_at=to_datetime(sent_at_ns),
-        due_at=to_datetime(due_at_ns),
-        completed_at=to_instant(completed_at_ns),
-        attempts=attempts,
-        errors=tuple(Attempt(each.number, to_datetime(each.at_ns), each.error) for each in _ERRORS.decode(errors)),
-        payload=payload,
-        reply=reply,
-        trace_id=trace_id,
-        losses=losses,
-    )
+    fields = to_fields(MessageRow, row)
+    fields["status"] = STATUSES[fields["status"]]
+    errors = _ERRORS.decode(fields["errors"])
+    fields["errors"] = tuple(Attempt(each.number, to_datetime(each.at_ns), each.error) for each in errors)
+    return MessageRow(**fields)
 
 
 class SqliteMessages(SqliteStore, MessageWriter):

@@ -18,11 +18,12 @@ from coterie.errors import PersistenceError
 from coterie.kernel.clock import to_datetime
 from coterie.storage.interface import Presences, Renewal, Sighting
 from coterie.storage.sqlite import seats
+from coterie.storage.sqlite.database import Patience, commit, read, snapshot, writing
 from coterie.storage.sqlite.errors import failed
 from coterie.storage.sqlite.seats import Boot
 from coterie.storage.sqlite.store import Scope
 from coterie.storage.sqlite.witness import FlockWitness, MemoryWitness, boot_id
-from coterie.storage.sqlite.write_lock import Frozen, Patience, commit, read, snapshot, writing
+from coterie.storage.sqlite.write_lock import Frozen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.interface import ClusterSnapshot, Grant, RunnerRow, SeatRow
+from coterie.storage.sqlite.store import to_fields, to_struct
 from coterie.storage.unreadable_rows import checked_runner, checked_seat, readable
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def view(main: apsw.Connection, scope: Scope, leases: Mapping[str, Lease]) -> Cl
     ((rows,),) = main.execute(SQL["seats"], scope.bindings())
     seats = readable(
         msgspec.json.decode(rows),
-        lambda row: checked_seat(_seat(row)),
+        lambda row: checked_seat(to_struct(SeatRow, row)),
         table="seats",
         key=itemgetter(0),
         is_whole=True,
@@ -250,23 +250,5 @@ def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[str,
 
 
 def _runner(row: Sequence[Any], *, leaving: bool) -> RunnerRow:
-    incarnation, name, address, host_id, groups, weight, version, knows, process, credentials, started_at_ns = row
-    return RunnerRow(
-        id=incarnation,
-        name=name,
-        address=address,
-        host_id=host_id,
-        groups=_GROUPS.decode(groups),
-        weight=weight,
-        version=version,
-        knows=_KNOWS.decode(knows),
-        process=process,
-        credentials=credentials,
-        started_at=to_datetime(started_at_ns),
-        leaving=leaving,
-    )
-
-
-def _seat(row: Sequence[Any]) -> SeatRow:
-    name, group, holder, epoch, fingerprint, effective_from_ns, clean = row
-    return SeatRow(name, group, holder, epoch, fingerprint, to_datetime(effective_from_ns), bool(clean))
+    fields = to_fields(RunnerRow, (*row, leaving))
+    return RunnerRow(**fields | {"groups": _GROUPS.decode(fields["groups"]), "knows": _KNOWS.decode(fields["knows"])})

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.contracts.executions import ExecutionRecord
 from coterie.storage.interface import ASIDE_MOST, StateLoaded, StateRow
 from coterie.storage.sqlite import seats
-from coterie.storage.sqlite.store import SqliteStore, reads, to_instant, writes
+from coterie.storage.sqlite.store import SqliteStore, reads, to_struct, writes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -143,18 +142,14 @@ def set_aside(connection: apsw.Connection, scope: Scope, claim: Claim, key: str,
 
 def peek(connection: apsw.Connection, scope: Scope, key: str) -> StateRow | None:
     """Read a state, unless it has expired."""
-    for value, version, epoch, runner, saved_at_ns in connection.execute(_SQL["peek"], scope.bindings(key=key)):
-        return StateRow(value, version, epoch, runner, to_datetime(saved_at_ns))
+    for row in connection.execute(_SQL["peek"], scope.bindings(key=key)):
+        return to_struct(StateRow, row)
     return None
 
 
 def history(connection: apsw.Connection, scope: Scope, key: str) -> list[StateRow]:
     """The last states of a key and those set aside, the newest first."""
-    rows = connection.execute(_SQL["history"], scope.bindings(key=key))
-    return [
-        StateRow(value, version, epoch, runner, to_datetime(saved_at_ns), reason)
-        for value, version, epoch, runner, saved_at_ns, reason in rows
-    ]
+    return [to_struct(StateRow, row) for row in connection.execute(_SQL["history"], scope.bindings(key=key))]
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, most: int) -> int:
@@ -181,8 +176,7 @@ def stamp(connection: apsw.Connection, scope: Scope, write: Stamp) -> Stamped:
     """Store a leader's report about its work."""
     if not proven(connection, scope, write.claim, about=write.claim.seat):
         return "fenced"
-    names = scope.bindings(seat=write.claim.seat, epoch=write.claim.epoch, runs=write.runs, error=write.error)
-    names |= {"note": write.note, "done": write.done, "total": write.total}
+    names = scope.bindings(seat=write.claim.seat, epoch=write.claim.epoch, **msgspec.structs.asdict(write))
     names["ran_at_ns"] = _ago_ns(scope, write.ran_s)
     names["progress_at_ns"] = _ago_ns(scope, write.progress_s)
     names["error_at_ns"] = _ago_ns(scope, write.error_s)
@@ -200,26 +194,7 @@ def _ago_ns(scope: Scope, age_s: float | None) -> int | None:
 
 
 def _execution(scope: Scope, row: Sequence[Any]) -> ExecutionRecord:
-    seat, epoch, leader, known_at_ns, since_at_ns, runs, *rest = row
-    ran_at_ns, progress_at_ns, alive_at_ns, error, error_at_ns, note, done, total, expected_s = rest
-    return ExecutionRecord(
-        seat=seat,
-        epoch=epoch,
-        leader=leader,
-        known_at=to_datetime(known_at_ns),
-        since_at=to_datetime(since_at_ns),
-        runs=runs,
-        ran_at=to_instant(ran_at_ns),
-        progress_at=to_instant(progress_at_ns),
-        alive_at=to_datetime(alive_at_ns),
-        error=error,
-        error_at=to_instant(error_at_ns),
-        note=note,
-        done=done,
-        total=total,
-        expected_s=expected_s,
-        now=to_datetime(scope.now_ns),
-    )
+    return to_struct(ExecutionRecord, (*row, scope.now_ns))
 
 
 class SqliteStates(SqliteStore):

@@ -107,8 +107,8 @@ class SqliteStorage(Storage):
         self.units = SqliteUnits(self._main, **parts)
         self.messages = SqliteMessages(self._main, **parts)
         self.machines = SqliteMachines(self._main, **parts)
-        self.inspection = SqliteInspection(self._main, cluster=settings.name)
-        self.activity = SqliteActivity(self._main, cluster=settings.name, clock=clock)
+        self.inspection = SqliteInspection(self._main, **parts)
+        self.activity = SqliteActivity(self._main, **parts)
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
@@ -174,10 +174,6 @@ class SqliteStorage(Storage):
         """Read all runners and seats."""
         return await self._owners.view()
 
-    def write_lock_holder(self) -> int | None:
-        """The id of the other process that holds the main file's write lock now, if there is one [C3]."""
-        return self._main.write_lock_holder()
-
     async def _start(self) -> None:
         await self._main.start()
         if self._check_schema:
@@ -185,7 +181,7 @@ class SqliteStorage(Storage):
         await self.groups.start()
 
     async def _stop(self) -> None:
-        self._main.require_same_process()
+        self._main.origin.require_same()
         await self.groups.stop()
         await self._undertakings.close()
         await self._main.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -19,7 +20,6 @@ from coterie.kernel.clock import to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from datetime import datetime
 
     import apsw
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 LAST_NS = (2**63 - 1) // 1000 * 1000
 """The latest instant that can be stored, in whole microseconds."""
@@ -152,6 +153,24 @@ def encoded(rows: Iterable[object]) -> str:
 def to_instant(at_ns: int | None) -> datetime | None:
     """A stored instant, or None if there is none."""
     return None if at_ns is None else to_datetime(at_ns)
+
+
+def to_struct(kind: type[S], row: Sequence[Any]) -> S:
+    """A struct from a row whose columns are its fields, in order. See `to_fields`."""
+    return kind(**to_fields(kind, row))
+
+
+def to_fields(kind: type[msgspec.Struct], row: Sequence[Any]) -> dict[str, Any]:
+    """The fields of a struct from a row: instants are stored in nanoseconds, truth values as 0 or 1."""
+    return {
+        name: value if read is None else read(value) for (name, read), value in zip(_fields(kind), row, strict=False)
+    }
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Callable[[Any], Any] | None]]:
+    readers: dict[Any, Callable[[Any], Any]] = {datetime: to_datetime, datetime | None: to_instant, bool: bool}
+    return [(field.name, readers.get(field.type)) for field in msgspec.structs.fields(kind)]
 
 
 def write_rows(connection: apsw.Connection, statement: str, same: Sequence[Any], rows: Sequence[Sequence[Any]]) -> int:

@@ -120,22 +120,11 @@ def _rows(write: TickClaim, now: datetime) -> Iterable[dict[str, Any]]:
 
 
 def _noted(write: TickNote) -> dict[str, Any]:
-    return {
-        "name": write.name,
-        "kind": write.kind,
+    return msgspec.structs.asdict(write) | {
         "at_ns": instant_ns(write.at),
-        "seq": write.seq,
         "epoch": write.claim.epoch,
-        "attempt": write.attempt,
-        "again": write.again,
-        "outcome": write.outcome,
         "errors": None if write.errors is None else encoded(map(storable, write.errors)),
-        "late_s": write.late_s,
-        "took_s": write.took_s,
         "note": storable(write.note),
-        "done": write.done,
-        "total": write.total,
-        "reason": write.reason,
     }
 
 

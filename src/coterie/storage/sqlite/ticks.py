@@ -5,14 +5,15 @@ Writes that go through the group writer are in `tick_writes.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.ids import Seat
-from coterie.storage.contracts.ticks import CronBook, CronRow, Kind, Outcome, PauseRow, TickRow
+from coterie.storage.contracts.ticks import CronBook, CronRow, PauseRow, TickRow
 from coterie.storage.sqlite import states
+from coterie.storage.sqlite.database import snapshot
 from coterie.storage.sqlite.store import (
     LAST_NS,
     SqliteStore,
@@ -21,11 +22,11 @@ from coterie.storage.sqlite.store import (
     encoded,
     later_ns,
     reads,
+    to_fields,
     to_instant,
     writes,
 )
 from coterie.storage.sqlite.tick_writes import SQL, instant_ns
-from coterie.storage.sqlite.write_lock import snapshot
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from coterie.storage.contracts.ticks import ClaimResult, CronTakeover, TickClaim, TickNote
+    from coterie.storage.contracts.ticks import ClaimResult, CronTakeover, Kind, TickClaim, TickNote
     from coterie.storage.interface import Written
     from coterie.storage.sqlite.store import Scope
 
@@ -43,28 +44,6 @@ _PAST_ALL_NS = 2**63 - 1
 
 
 # ── rows, as the statements return them ─────────────────────────────────────────────────────────────────────────
-
-
-class _Tick(msgspec.Struct, array_like=True):
-    name: str
-    kind: Kind
-    at_ns: int
-    until_at_ns: int
-    count: int
-    seq: int
-    epoch: int
-    attempt: int
-    outcome: Outcome | None
-    reason: str
-    errors: tuple[str, ...]
-    runner: str
-    claimed_at_ns: int
-    ended_at_ns: int | None
-    late_s: float | None
-    took_s: float | None
-    note: str
-    done: int | None
-    total: int | None
 
 
 class _Look(msgspec.Struct, array_like=True):
@@ -78,35 +57,22 @@ class _Look(msgspec.Struct, array_like=True):
     """Whether the cron is not known yet, or not with this definition."""
     pauses: tuple[tuple[int, int | None], ...]
     stored: tuple[msgspec.Raw, ...]
-    open: tuple[_Tick, ...] = ()
+    open: tuple[TickRow, ...] = ()
     """The stored ones that can be read."""
 
 
-class _Cron(msgspec.Struct, array_like=True):
-    name: str
-    definition: str
-    effective_from_ns: int
-    last_at_ns: int | None
-    runs: int
-    ran_at_ns: int | None
-    error: str | None
-    error_at_ns: int | None
-    failures: int
-    failed_at_ns: int | None
-    paused_at_ns: int | None
-    open: int
-    beat_at_ns: int | None
-    latest: msgspec.Raw
-
-
-_TICK = msgspec.json.Decoder(_Tick)
+_ROW = msgspec.json.Decoder(list[Any])
 _ROWS = msgspec.json.Decoder(list[msgspec.Raw])
 _LOOK = msgspec.json.Decoder(_Look)
-_CRON = msgspec.json.Decoder(_Cron)
+_CRONS = msgspec.json.Decoder(list[tuple[msgspec.Raw, msgspec.Raw]])
 
 
-def _ticks(rows: Iterable[msgspec.Raw]) -> list[_Tick]:
-    return readable(rows, _TICK.decode, table="ticks", key=lambda row: bytes(row)[:80].decode(errors="replace"))
+def _tick(row: msgspec.Raw | str) -> TickRow:
+    return msgspec.convert(to_fields(TickRow, _ROW.decode(row)), TickRow)
+
+
+def _ticks(rows: Iterable[msgspec.Raw]) -> list[TickRow]:
+    return readable(rows, _tick, table="ticks", key=lambda row: bytes(row)[:80].decode(errors="replace"))
 
 
 # ── for holders of crons ────────────────────────────────────────────────────────────────────────────────────────
@@ -198,7 +164,7 @@ def get(connection: apsw.Connection, scope: Scope, name: str, kind: Kind, at: da
 def _get(connection: apsw.Connection, scope: Scope, name: str, kind: Kind, at_ns: int, seq: int) -> TickRow | None:
     names = bindings(scope, name=name, kind=kind, at_ns=at_ns, seq=seq)
     found = connection.execute(SQL["get"], names).get
-    return None if found is None else _tick(_TICK.decode(found))
+    return None if found is None else _tick(found)
 
 
 def history(
@@ -207,14 +173,13 @@ def history(
     """The last ticks of a cron, the latest instant first."""
     before_ns = _PAST_ALL_NS if before is None else max(-LAST_NS, min(to_ns(before), _PAST_ALL_NS))
     names = bindings(scope, name=name, before_ns=before_ns, most=most)
-    return [_tick(tick) for tick in _ticks(_ROWS.decode(connection.execute(SQL["history"], names).get))]
+    return _ticks(_ROWS.decode(connection.execute(SQL["history"], names).get))
 
 
 def listed(connection: apsw.Connection, scope: Scope) -> list[CronRow]:
     """All crons, by name."""
-    rows = _ROWS.decode(connection.execute(SQL["list"], bindings(scope)).get)
-    crons = readable(rows, _CRON.decode, table="crons", key=lambda row: msgspec.json.decode(row)[0])
-    return [_cron(scope, row) for row in crons]
+    rows = _CRONS.decode(connection.execute(SQL["list"], bindings(scope)).get)
+    return readable(rows, lambda row: _cron(scope, *row), table="crons", key=lambda row: _ROW.decode(row[0])[0])
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> int:
@@ -240,53 +205,15 @@ def _book(scope: Scope, look: _Look) -> CronBook:
         failures=look.failures,
         failed_at=to_instant(look.failed_at_ns),
         pauses=tuple(PauseRow(to_datetime(since_ns), to_instant(until_ns)) for since_ns, until_ns in look.pauses),
-        open=tuple(map(_tick, look.open)),
+        open=look.open,
         now=to_datetime(scope.now_ns),
     )
 
 
-def _tick(row: _Tick) -> TickRow:
-    return TickRow(
-        name=row.name,
-        kind=row.kind,
-        at=to_datetime(row.at_ns),
-        until=to_datetime(row.until_at_ns),
-        count=row.count,
-        seq=row.seq,
-        epoch=row.epoch,
-        attempt=row.attempt,
-        outcome=row.outcome,
-        reason=row.reason,
-        errors=row.errors,
-        runner=row.runner,
-        claimed_at=to_datetime(row.claimed_at_ns),
-        ended_at=to_instant(row.ended_at_ns),
-        late_s=row.late_s,
-        took_s=row.took_s,
-        note=row.note,
-        done=row.done,
-        total=row.total,
-    )
-
-
-def _cron(scope: Scope, row: _Cron) -> CronRow:
-    return CronRow(
-        name=row.name,
-        definition=row.definition,
-        effective_from=to_datetime(row.effective_from_ns),
-        last=to_instant(row.last_at_ns),
-        runs=row.runs,
-        ran_at=to_instant(row.ran_at_ns),
-        error=row.error,
-        error_at=to_instant(row.error_at_ns),
-        failures=row.failures,
-        failed_at=to_instant(row.failed_at_ns),
-        paused_at=to_instant(row.paused_at_ns),
-        open=row.open,
-        beat_at=to_instant(row.beat_at_ns),
-        latest=next(map(_tick, _ticks([] if bytes(row.latest) == b"null" else [row.latest])), None),
-        now=to_datetime(scope.now_ns),
-    )
+def _cron(scope: Scope, row: msgspec.Raw, latest: msgspec.Raw) -> CronRow:
+    ticks = _ticks([] if bytes(latest) == b"null" else [latest])
+    fields = to_fields(CronRow, [*_ROW.decode(row), next(iter(ticks), None), scope.now_ns])
+    return msgspec.convert(fields, CronRow)
 
 
 class SqliteTicks(SqliteStore):

@@ -15,7 +15,7 @@ from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage import statements
 from coterie.storage.contracts.units import StepRecord, StepResult, StepRow, UnitEndResult
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.store import bindings, encoded, later_ns, to_instant, write_rows
+from coterie.storage.sqlite.store import bindings, encoded, later_ns, to_instant, to_struct, write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,19 +142,7 @@ def _stepped(
         return StepResult(told, None, now)
     if told == "there" or not is_new:
         return StepResult(told, _stored(connection, scope, write), now)
-    due_at_ns = _due_at_ns(scope, write)
-    row = StepRow(
-        branch=write.branch,
-        position=write.position,
-        kind=write.kind,
-        name=write.name,
-        digest=write.digest,
-        done=write.done,
-        value=write.value,
-        error=write.error,
-        due_at=to_instant(due_at_ns),
-    )
-    return StepResult(told, row, now)
+    return StepResult(told, write.row(to_instant(_due_at_ns(scope, write))), now)
 
 
 def _stored(connection: apsw.Connection, scope: Scope, write: StepWrite) -> StepRow:
@@ -165,31 +153,12 @@ def _stored(connection: apsw.Connection, scope: Scope, write: StepWrite) -> Step
 
 def step_row(row: Sequence[Any]) -> StepRow:
     """Convert a row of a step."""
-    branch, position, kind, name, digest, done, value, error, due_at_ns = row
-    return StepRow(
-        branch=branch,
-        position=position,
-        kind=kind,
-        name=name,
-        digest=digest,
-        done=bool(done),
-        value=value,
-        error=error,
-        due_at=to_instant(due_at_ns),
-    )
+    return to_struct(StepRow, row)
 
 
 def step_record(row: Sequence[Any]) -> StepRecord:
     """Convert a row of a step for people."""
-    *plain, began_at_ns, ended_at_ns, attempts, runner, rejection = row
-    return StepRecord(
-        **msgspec.structs.asdict(step_row(plain)),
-        began_at=to_instant(began_at_ns),
-        ended_at=to_instant(ended_at_ns),
-        attempts=attempts,
-        runner=runner,
-        rejection=rejection,
-    )
+    return to_struct(StepRecord, row)
 
 
 # ── ends ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,9 +24,19 @@ from coterie.storage.contracts.units import (
     tick_of_unit,
 )
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.store import SqliteStore, ago_ns, bindings, encoded, later_ns, reads, to_instant, writes
+from coterie.storage.sqlite.database import snapshot
+from coterie.storage.sqlite.store import (
+    SqliteStore,
+    ago_ns,
+    bindings,
+    encoded,
+    later_ns,
+    reads,
+    to_instant,
+    to_struct,
+    writes,
+)
 from coterie.storage.sqlite.unit_writes import SQL, forget_rows, step_record, step_row
-from coterie.storage.sqlite.write_lock import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -300,29 +310,7 @@ def _begin(connection: apsw.Connection, scope: Scope, **named: Any) -> bool:
 
 
 def _unit(row: Sequence[Any]) -> UnitRow:
-    unit, kind, name, own_id, seat, status, payload, version, interrupting, parent, value, error, *rest = row
-    started_at_ns, changed_at_ns, ended_at_ns, wake_at_ns, steps, life, digest = rest
-    return UnitRow(
-        unit=unit,
-        kind=kind,
-        name=name,
-        id=own_id,
-        seat=seat,
-        status=status,
-        payload=payload,
-        version=version,
-        interrupting=bool(interrupting),
-        parent=parent,
-        value=value,
-        error=error,
-        started_at=to_datetime(started_at_ns),
-        changed_at=to_datetime(changed_at_ns),
-        ended_at=to_instant(ended_at_ns),
-        wake_at=to_instant(wake_at_ns),
-        steps=steps,
-        life=life,
-        digest=digest,
-    )
+    return to_struct(UnitRow, row)
 
 
 class SqliteUnits(SqliteStore):

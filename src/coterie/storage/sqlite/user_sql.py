@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import CoterieError, PersistenceError, ShuttingDown
 from coterie.storage.sqlite.executor import ThreadExecutor
 from coterie.storage.sqlite.user_sql_draft import Draft, Rehearsal
-from coterie.storage.user_transaction import TransactionEngine, UserTransaction
+from coterie.storage.user_transaction import SqlResult, TransactionEngine, UserTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import apsw
 
     from coterie.kernel.service import Tasks
     from coterie.storage.contracts.messages import Commit, Committed
     from coterie.storage.contracts.units import UnitStart
-    from coterie.storage.sqlite.database import SqliteDatabase
+    from coterie.storage.sqlite.database import Patience, SqliteDatabase
     from coterie.storage.sqlite.user_sql_draft import StatementResult
-    from coterie.storage.sqlite.write_lock import Patience
 
     Written = Callable[[apsw.Connection, Commit, Sequence[UnitStart]], Committed]
 
@@ -124,13 +123,9 @@ class FileUserSql:
         patience = self._patience = self._database.patience(limit_s=_LOCK_SHARE * within_s)
         await self._executor.run(lambda draft: draft.begin(within_s=within_s, patience=patience))
 
-    async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """Return the number of rows changed."""
-        return (await self._run(sql, params)).changed
-
-    async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the rows, by column name."""
-        return mappings(await self._run(sql, params))
+    async def run(self, sql: str, params: Sequence[Any]) -> SqlResult:
+        """Run a statement."""
+        return named(await self._thread.run(lambda draft: draft.run(sql, params)))
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
         """Commit with the workflows and the handler's writes, under the lock."""
@@ -148,9 +143,6 @@ class FileUserSql:
         except (CoterieError, asyncio.CancelledError):
             return  # the storage stops, and its threads with it
         self._undertakings.give_back(executor)
-
-    async def _run(self, sql: str, params: Sequence[Any]) -> StatementResult:
-        return await self._thread.run(lambda draft: draft.run(sql, params))
 
     @property
     def _thread(self) -> ThreadExecutor[Draft]:
@@ -171,13 +163,10 @@ class MemoryUserSql:
     async def begin(self, *, over: float) -> None:
         """Do nothing: there is nothing to open."""
 
-    async def execute(self, sql: str, params: Sequence[Any]) -> int:
-        """Return the number of rows changed."""
-        return (await self._run(sql, params)).changed
-
-    async def fetch(self, sql: str, params: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the rows, by column name."""
-        return mappings(await self._run(sql, params))
+    async def run(self, sql: str, params: Sequence[Any]) -> SqlResult:
+        """Run a statement."""
+        rehearsal = self._rehearsal
+        return named(await self._database.transact(lambda c: rehearsal.run(c, sql, params), doing=self._doing))
 
     async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
         """Run all statements, the workflows and the handler's writes in one transaction."""
@@ -189,11 +178,7 @@ class MemoryUserSql:
     async def close(self) -> None:
         """Do nothing: nothing is open."""
 
-    async def _run(self, sql: str, params: Sequence[Any]) -> StatementResult:
-        rehearsal = self._rehearsal
-        return await self._database.transact(lambda c: rehearsal.run(c, sql, params), doing=self._doing)
 
-
-def mappings(step: StatementResult) -> list[dict[str, Any]]:
-    """The rows of a statement, by column name."""
-    return [dict(zip(step.names, row, strict=True)) for row in step.rows]
+def named(step: StatementResult) -> SqlResult:
+    """The result of a statement, with its rows by column name."""
+    return SqlResult([dict(zip(step.names, row, strict=True)) for row in step.rows], step.changed)

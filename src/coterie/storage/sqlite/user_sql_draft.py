@@ -23,7 +23,7 @@ import apsw
 from coterie.errors import CoterieError, PersistenceError
 from coterie.kernel.clock import SystemClock
 from coterie.storage import migrations
-from coterie.storage.sqlite import write_lock
+from coterie.storage.sqlite import database
 from coterie.storage.sqlite.errors import failed
 from coterie.storage.user_transaction import UNDONE
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from coterie.storage.contracts.messages import Committed
-    from coterie.storage.sqlite.database import SqliteConnections
-    from coterie.storage.sqlite.write_lock import Patience
+    from coterie.storage.sqlite.database import Patience, SqliteConnections
 
     Write = Callable[[apsw.Connection], Committed]
     "Runs a handler's writes inside the transaction."
@@ -280,7 +279,7 @@ class Draft:
         told = write(self._main)
         self._until_ns = None  # no more checks of the clock: a commit is not interrupted
         if told == "written":
-            write_lock.commit(self._main, doing=self._doing)
+            database.commit(self._main, doing=self._doing)
             self._desk.require_in_place(outcome="unknown")
         else:
             self._main.execute("rollback")

@@ -1,7 +1,4 @@
-"""The write lock of a file: waiting for it fairly, one transaction inside it, and killing a frozen holder [C3].
-
-SQLite's own waiting (`busy_timeout`) sleeps longer and longer while a busy process takes the lock again at once, so one
-process gets everything. Retrying each millisecond or so serves all; the error after the limit names the holder.
+"""The holder of a file's write lock: which process it is, and the end of one that is frozen [C3].
 
 A process that freezes inside a write transaction blocks all other writers, and only its end frees the lock. The kernel
 knows the process that holds the lock; it is killed if it is a runner whose lease has not been renewed for its whole
@@ -17,16 +14,10 @@ import signal
 import struct
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import apsw
-
-from coterie.errors import CoterieError, PersistenceError
-from coterie.kernel.clock import SystemClock
 from coterie.storage.sqlite import seats
-from coterie.storage.sqlite.errors import commit_failed, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,11 +26,6 @@ if TYPE_CHECKING:
     from coterie.storage.sqlite.seats import Boot
 
     Mark = tuple[str, tuple[int, ...]]
-    from collections.abc import Iterator
-
-    from coterie.errors import Outcome
-    from coterie.kernel.random import Random
-
 
 # `struct flock` of Linux on 64-bit machines: type, whence, (4 bytes of padding) start, length, pid.
 _FLOCK = struct.Struct("hhqqi4x")
@@ -197,129 +183,3 @@ def _pid(process: str) -> int:
 def _lease(desk: SqliteConnections, boot: Boot, cluster: str, runner: str) -> seats.Lease:
     there = seats.Boot(cluster, boot.id, boot.now_ns)
     return seats.read(desk.leases, there).get(runner, seats.NONE)
-
-
-T = TypeVar("T")
-
-
-class Patience:
-    """How long, and in which steps, to wait for a busy file.
-
-    It waits in real time, in an executor's thread. Where work runs in the loop (simulation) there is one
-    connection, which is never busy.
-
-    Args:
-        chance: For the jitter that keeps processes from retrying in step.
-        limit_s: When to give up.
-        pause_s: About how long to sleep between two tries.
-        holder: Returns the holder of the write lock, for the error.
-        refused: The outcome to report: by default "unreachable", since nothing began.
-    """
-
-    def __init__(
-        self,
-        *,
-        chance: Random,
-        limit_s: float,
-        pause_s: float,
-        holder: Callable[[], int | None],
-        refused: Outcome = "unreachable",
-    ) -> None:
-        self._chance = chance
-        self._limit_s = limit_s
-        self._pause_s = pause_s
-        self._holder = holder
-        self._outcome = refused
-        self._clock = SystemClock()
-        self.ended = False
-
-    def end(self) -> None:
-        """Stop waiting: waiters give up at their next try."""
-        self.ended = True
-
-    def insist(self, attempt: Callable[[], T], *, doing: str) -> T:
-        """Return the result of `attempt` once the file is not busy."""
-        began_ns: int | None = None  # read lazily: waiting is rare
-        while True:
-            try:
-                return attempt()
-            except apsw.BusyError as error:
-                now_ns = self._clock.steady_ns()
-                began_ns = now_ns if began_ns is None else began_ns
-                waited_s = (now_ns - began_ns) / 1e9
-                if self.ended or waited_s >= self._limit_s:
-                    raise self._refused(waited_s, doing) from error
-            time.sleep(self._pause_s * self._chance.between(0.5, 1.5))
-
-    def _refused(self, waited_s: float, doing: str) -> PersistenceError:
-        # "unreachable", since nothing began: with "refused" the group writer would make each member wait once more.
-        if self.ended:
-            problem = f"the process is shutting down, after {waited_s:.1f}s of waiting for the file's lock"
-            return PersistenceError(doing=doing, problem=problem, outcome="unreachable")
-        pid = self._holder()
-        if pid is None:
-            problem = f"the file was locked for {waited_s:.1f}s, by no single process that can be seen from here"
-            hint = "write less at once, or use PostgreSQL"
-        else:
-            problem = f"{described(pid)} has held the file's write lock, and {waited_s:.1f}s were waited for it"
-            hint = f"let it go on (kill -CONT {pid}) or end it (kill -KILL {pid})"
-        return PersistenceError(doing=doing, problem=problem, outcome=self._outcome, hint=hint)
-
-
-@contextmanager
-def writing(connection: apsw.Connection, *, patience: Patience, doing: str) -> Iterator[None]:
-    """Hold the write lock during the block, whose changes are durable after it; it may commit them itself.
-
-    Promise:
-        Any error has rolled everything back before it is raised; for the one exception see `commit_failed`.
-    """
-    patience.insist(lambda: connection.execute("begin immediate"), doing=doing)
-    try:
-        yield
-    except BaseException as error:
-        _roll_back(connection)
-        if isinstance(error, CoterieError) or not isinstance(error, Exception):
-            raise
-        raise failed(error, doing=doing) from error
-    if connection.in_transaction:
-        commit(connection, doing=doing)
-
-
-def transact(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
-    """Return the result of `work`, durable. See `writing`."""
-    with writing(connection, patience=patience, doing=doing):
-        return work(connection)
-
-
-def commit(connection: apsw.Connection, *, doing: str) -> None:
-    """Make the writes durable and release the write lock."""
-    try:
-        connection.execute("commit")
-    except Exception as error:
-        _roll_back(connection)
-        raise commit_failed(error, doing=doing) from error
-
-
-def read(connection: apsw.Connection, work: Callable[[apsw.Connection], T], *, patience: Patience, doing: str) -> T:
-    """Return the result of `work`, which only reads. Waits while another process recovers or closes the file."""
-    try:
-        return patience.insist(lambda: work(connection), doing=doing)
-    except CoterieError:
-        raise
-    except Exception as error:
-        raise failed(error, doing=doing) from error
-
-
-@contextmanager
-def snapshot(connection: apsw.Connection) -> Iterator[None]:
-    """Make all reads during the block see one snapshot. Neither blocks writers nor waits for them."""
-    connection.execute("begin")
-    try:
-        yield
-    finally:
-        _roll_back(connection)
-
-
-def _roll_back(connection: apsw.Connection) -> None:
-    if connection.in_transaction:  # after some errors SQLite has rolled back already
-        connection.execute("rollback")

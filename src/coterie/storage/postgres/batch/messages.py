@@ -6,13 +6,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
 from coterie.kernel.text import storable
-from coterie.storage.contracts.messages import Commit, Insert, Receipt, Setback, Status
+from coterie.storage.contracts.messages import STATUSES, Commit, Insert, Receipt, Setback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from coterie.storage.contracts.messages import Message
-    from coterie.storage.postgres.batch.states import Way
+    from coterie.storage.postgres.batch.single import Way
 
 Post = Insert | Commit | Setback
 Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"]
@@ -20,9 +20,6 @@ Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"
 
 SingleShape = Literal["insert_message", "add_message", "end_message"]
 """The statement that carries a write that is alone in its group."""
-
-STATUSES: tuple[Status, ...] = ("pending", "done", "dead")
-"""Indexed by the numbers in the table."""
 
 MESSAGE = (
     "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
@@ -70,7 +67,8 @@ def rows_of(write: Post) -> list[Hashable]:
 def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
     """The arrays that the statement takes, after the cluster's name and, if fenced, the claims."""
     if shape == "insert_messages":
-        return _messages(sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order))
+        messages = sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order)
+        return _columns(messages, *MESSAGE)
     if shape == "set_back":
         failed = cast("Sequence[Setback]", writes)
         columns = [[getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")]
@@ -83,9 +81,9 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
 def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
     """One result per write, from the statement's rows; None for a message not stored because of another one."""
     if shape == "insert_messages":
-        stored = {row[0]: row for row in cast("Iterable[Sequence[Any]]", rows)}
+        stored = {id_: (due_at, now) for id_, due_at, now in rows}
         messages = [write.message for write in cast("Sequence[Insert]", writes)]
-        return [_fresh(m, stored[m.id]) if m.id in stored else None for m in messages]
+        return [_fresh(m, *stored[m.id]) if m.id in stored else None for m in messages]
     told: dict[int, str] = dict(cast("Iterable[tuple[int, str]]", rows))
     return [told[number] for number in range(1, len(writes) + 1)]
 
@@ -101,8 +99,8 @@ def receipt(row: Iterable[Any], *, mine: str | None = None) -> Receipt:
     return Receipt(id_, id_ == mine, due_at, now, STATUSES[status], digest, reply)
 
 
-def _fresh(message: Message, row: Sequence[Any]) -> Receipt:
-    return Receipt(message.id, True, row[1], row[2], "pending", message.digest)
+def _fresh(message: Message, due_at: Any, now: Any) -> Receipt:
+    return Receipt(message.id, True, due_at, now, "pending", message.digest)
 
 
 def note(write: Post) -> str:
@@ -119,11 +117,7 @@ def _changes(writes: Sequence[Commit]) -> list[list[Any]]:
 
 def _sends(writes: Sequence[Commit]) -> list[list[Any]]:
     sends = [(number, message) for number, write in enumerate(writes, 1) for message in write.sends]
-    return [[number for number, _ in sends], *_messages([message for _, message in sends])]
-
-
-def _messages(messages: Sequence[Message]) -> list[list[Any]]:
-    return _columns(messages, *MESSAGE)
+    return [[number for number, _ in sends], *_columns([message for _, message in sends], *MESSAGE)]
 
 
 def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:
@@ -138,36 +132,14 @@ def _order(message: Message) -> tuple[str, ...]:
 # The single forms
 
 
-def _insert(write: Insert) -> tuple[Any, ...]:
-    return _message(write.message)
-
-
-def _inserted(write: Insert, row: Sequence[Any]) -> Receipt:
-    due_at, now = row
-    return Receipt(write.message.id, True, due_at, now, "pending", write.message.digest)
-
-
-def _add(write: Insert) -> tuple[Any, ...]:
-    return _plain(write.message)
-
-
-def _added(write: Insert, row: Sequence[Any]) -> Receipt:
-    (now,) = row
-    return Receipt(write.message.id, True, now, now, "pending", write.message.digest)
-
-
 def _end(write: Commit) -> tuple[Any, ...]:
     claim = write.claim
     return claim.runner, claim.seat, claim.epoch, write.message, write.reply
 
 
-def _ended(_: Commit, row: Sequence[Any]) -> Any:
-    return row[0]
-
-
 SINGLE: dict[str, Way] = {
-    "insert_message": (_insert, _inserted),
-    "add_message": (_add, _added),
-    "end_message": (_end, _ended),
+    "insert_message": (lambda write: _message(write.message), lambda write, row: _fresh(write.message, *row)),
+    "add_message": (lambda write: _plain(write.message), lambda write, row: _fresh(write.message, row[0], row[0])),
+    "end_message": (_end, lambda _, row: row[0]),
 }
 """The values of each single form, and the reader of its result."""

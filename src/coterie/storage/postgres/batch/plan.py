@@ -15,7 +15,7 @@ from coterie.storage.contracts.messages import Insert
 from coterie.storage.contracts.ticks import ClaimResult
 from coterie.storage.contracts.units import UnitEnd
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
-from coterie.storage.postgres.batch import messages, single, states, units
+from coterie.storage.postgres.batch import messages, single, units
 from coterie.storage.postgres.batch import ticks as tick_batch
 
 if TYPE_CHECKING:
@@ -58,14 +58,21 @@ ADDING = frozenset[Shape]({"add_step", "add_message"})
 FENCED = _ONCE | frozenset[Shape]({"put_kv", "remove_kv", "save_state", "end_message", "add_step"})
 """Fenced shapes. They return for each write whether its seat was held."""
 
-_FENCED_COLUMNS: dict[Shape, tuple[str, ...]] = {
+_COLUMNS: dict[Shape, tuple[str, ...]] = {
     "write_states": ("key", "value", "version"),
     "save_states": ("key", "value", "version", "ttl_s", "keep"),
     "stamp_executions": ("key", "runs", "ran_s", "progress_s", "error", "error_s", "note", "done", "total"),
     "put_kv": ("key", "value", "stamp", "ttl_s"),
     "swap_kv": ("key", "expected", "value", "stamp", "ttl_s"),
     "remove_kv": ("key",),
+    "put": ("key", "value", "stamp", "ttl_s"),
+    "insert": ("key", "value", "stamp", "ttl_s"),
+    "replace": ("key", "expected", "value", "stamp", "ttl_s"),
+    "discard": ("key", "expected"),
+    "present": ("key",),
+    "remove": ("key",),
 }
+"""The values of keys, states and stamps that their statements take."""
 
 Keyed = KvPut | KvSwap | KvRemove | StateSave | Stamp
 _Spot = tuple[int, Shape, str]
@@ -150,26 +157,19 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
     if single.is_shape(bucket.shape):
         return single.values(bucket.shape, writes[bucket.places[0]])
     if messages.is_shape(bucket.shape):
-        posts = _posts(bucket, writes)
+        posts = _members(bucket, writes)
         claims = _claims(posts) if bucket.shape in FENCED else []
         return [*claims, *messages.values(bucket.shape, posts)]
     if tick_batch.is_shape(bucket.shape):
-        ticks = sorted(_ticks(bucket, writes), key=lambda write: write.name)
+        ticks = sorted(_members(bucket, writes), key=lambda write: write.name)
         return [*_claims(ticks), *tick_batch.values(bucket.shape, ticks)]
     if units.is_shape(bucket.shape):
-        works = sorted(_works(bucket, writes), key=lambda write: write.key)
+        works = sorted(_members(bucket, writes), key=lambda write: write.key)
         return [*_claims(works), *units.values(bucket.shape, works)]
     chosen = [_keyed(writes[place]) for place in _winners(bucket, writes)]
     chosen.sort(key=lambda write: write.key)  # code points sort like UTF-8 bytes, which is the column's order
-    if bucket.shape in FENCED:
-        return [*_claims(chosen), *_columns(chosen, *_FENCED_COLUMNS[bucket.shape])]
-    if bucket.shape in ("put", "insert"):
-        return _columns(cast("list[KvPut]", chosen), "key", "value", "stamp", "ttl_s")
-    if bucket.shape == "replace":
-        return _columns(chosen, "key", "expected", "value", "stamp", "ttl_s")
-    if bucket.shape == "discard":
-        return _columns(chosen, "key", "expected")
-    return _columns(chosen, "key")
+    columns = _columns(chosen, *_COLUMNS[bucket.shape])
+    return [*_claims(chosen), *columns] if bucket.shape in FENCED else columns
 
 
 def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -177,15 +177,15 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any
     if single.is_shape(bucket.shape):
         return [single.result(bucket.shape, writes[bucket.places[0]], rows)]
     if messages.is_shape(bucket.shape):
-        return messages.results(bucket.shape, _posts(bucket, writes), rows)
+        return messages.results(bucket.shape, _members(bucket, writes), rows)
     if tick_batch.is_shape(bucket.shape):
-        return tick_batch.results(bucket.shape, _ticks(bucket, writes), rows)
+        return tick_batch.results(bucket.shape, _members(bucket, writes), rows)
     if units.is_shape(bucket.shape):
-        return units.results(bucket.shape, _works(bucket, writes), rows)
+        return units.results(bucket.shape, _members(bucket, writes), rows)
     if bucket.shape == "put":
         return [None] * len(bucket.places)
     if bucket.shape in _LEADING:
-        told = {key: states.written(held=held, was_written=written) for key, held, written in rows}
+        told = {key: single.written(held=held, was_written=written) for key, held, written in rows}
         return [told[_keyed(writes[place]).key] for place in bucket.places]
     if bucket.shape in FENCED:
         return _fenced_results(bucket, writes, rows)
@@ -250,16 +250,8 @@ def _claim(write: Write) -> Claim | None:
     return None if isinstance(write, Insert) else write.claim
 
 
-def _posts(bucket: Bucket, writes: Sequence[Write]) -> list[messages.Post]:
-    return cast("list[messages.Post]", [writes[place] for place in bucket.places])
-
-
-def _works(bucket: Bucket, writes: Sequence[Write]) -> list[units.Working]:
-    return cast("list[units.Working]", [writes[place] for place in bucket.places])
-
-
-def _ticks(bucket: Bucket, writes: Sequence[Write]) -> list[tick_batch.Ticking]:
-    return cast("list[tick_batch.Ticking]", [writes[place] for place in bucket.places])
+def _members(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
+    return [writes[place] for place in bucket.places]  # of the kind that the shape says
 
 
 def _keyed(write: Write) -> Keyed:
@@ -268,4 +260,4 @@ def _keyed(write: Write) -> Keyed:
 
 def _columns(chosen: Sequence[Keyed], *names: str) -> list[list[Any]]:
     columns: dict[str, list[Any]] = {name: [getattr(write, name) for write in chosen] for name in names}
-    return [[*map(states.capped, column)] if name == "ttl_s" else column for name, column in columns.items()]
+    return [[*map(single.capped, column)] if name == "ttl_s" else column for name, column in columns.items()]

@@ -1,33 +1,30 @@
 """Statements for a write that is alone in its group: plain values instead of arrays, one row instead of many. Pure.
 
 A lone write is pure latency for its caller. Without arrays the server needs a fifth to a half less time, and so does
-this process. The forms stand beside those for many, in `messages.py`, `units.py` and `states.py`.
+this process. Those of messages and steps stand beside the ones for many, in `messages.py` and `units.py`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from coterie.storage.contracts.messages import Commit, Insert
 from coterie.storage.contracts.units import StepWrite
 from coterie.storage.interface import StateSave
-from coterie.storage.postgres.batch import messages, states, units
+from coterie.storage.postgres.batch import messages, units
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from coterie.storage.interface import Write
-    from coterie.storage.postgres.batch.states import Way
+    from coterie.storage.interface import Write, Written
 
-Shape = messages.SingleShape | units.SingleShape | states.SingleShape
+    Way = tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Any], Any]]
+
+Shape = messages.SingleShape | units.SingleShape | Literal["save_state"]
 """The statement that carries a lone write."""
 
-WAYS: Mapping[str, Way] = {
-    **states.SINGLE,
-    **messages.SINGLE,
-    **units.SINGLE,
-}
-"""The values of each statement, and the reader of its result."""
+LONGEST_S = 9e9
+"""A longer lifetime would end after the last day that the database knows."""
 
 
 def shape_of(write: Write) -> Shape | None:
@@ -36,8 +33,8 @@ def shape_of(write: Write) -> Shape | None:
         return units.single_shape_of(write)
     if isinstance(write, Insert | Commit):
         return messages.single_shape_of(write)
-    if isinstance(write, StateSave):
-        return states.single_shape_of(write)
+    if isinstance(write, StateSave):  # one that follows another, and has a history or an expiry
+        return "save_state" if write.version and (write.keep or write.ttl_s is not None) else None
     return None
 
 
@@ -54,3 +51,27 @@ def values(shape: Shape, write: Any) -> tuple[Any, ...]:
 def result(shape: Shape, write: Any, rows: Sequence[Sequence[Any]]) -> Any:
     """The write's result, from the statement's row; None: the row does not tell."""
     return WAYS[shape][1](write, rows[0]) if rows else None
+
+
+def capped(ttl_s: float | None) -> float | None:
+    """A lifetime that the database can add to its clock."""
+    return None if ttl_s is None else min(ttl_s, LONGEST_S)
+
+
+def written(*, held: bool, was_written: bool) -> Written:
+    """The result of a save: whether its seat was held, and whether it was written."""
+    return "fenced" if not held else "written" if was_written else "conflict"
+
+
+def _save(write: StateSave) -> tuple[Any, ...]:
+    claim, ttl_s = write.claim, capped(write.ttl_s)
+    return claim.runner, claim.seat, claim.epoch, write.key, write.value, write.version, ttl_s, write.keep
+
+
+def _saved(_: StateSave, row: Sequence[Any]) -> Written:
+    _, held, was_written = row
+    return written(held=held, was_written=was_written)
+
+
+WAYS: Mapping[str, Way] = {"save_state": (_save, _saved), **messages.SINGLE, **units.SINGLE}
+"""The values of each statement, and the reader of its result."""

@@ -9,7 +9,7 @@ from coterie.storage.contracts.units import StepResult, StepRow, StepWrite, Unit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from coterie.storage.postgres.batch.states import Way
+    from coterie.storage.postgres.batch.single import Way
 
 Working = StepWrite | UnitEnd
 Shape = Literal["add_steps", "write_steps", "end_units"]
@@ -66,39 +66,14 @@ def _added(writes: Sequence[StepWrite], rows: Iterable[Iterable[Any]]) -> list[S
     found: list[StepResult | None] = []
     for write in writes:
         at, due_at = told.get((write.unit, write.branch, write.position), (None, None))
-        found.append(None if at is None else StepResult("written", _row(write, due_at), at))
+        found.append(None if at is None else StepResult("written", write.row(due_at), at))
     return found
-
-
-def _row(write: StepWrite, due_at: Any) -> StepRow:
-    return StepRow(
-        branch=write.branch,
-        position=write.position,
-        kind=write.kind,
-        name=write.name,
-        digest=write.digest,
-        done=write.done,
-        value=write.value,
-        error=write.error,
-        due_at=due_at,
-    )
 
 
 def _stepped(held: Any, goes_on: Any, written: Any, now: Any, *row: Any) -> StepResult:
     if not held or not goes_on:
         return StepResult("over" if held else "fenced", None, now)
-    branch, position, kind, name, digest, done, value, error, due_at = row
-    stored = StepRow(
-        branch=branch,
-        position=position,
-        kind=kind,
-        name=name,
-        digest=digest,
-        done=done,
-        value=value,
-        error=error,
-        due_at=due_at,
-    )
+    stored = StepRow(**dict(zip(StepRow.__struct_fields__, row, strict=True)))
     return StepResult("written" if written else "there", stored, now)
 
 
@@ -130,7 +105,7 @@ def _add(write: StepWrite) -> tuple[Any, ...]:
 
 
 def _added_alone(write: StepWrite, row: Sequence[Any]) -> StepResult:
-    return StepResult("written", _row(write, None), row[0])
+    return StepResult("written", write.row(None), row[0])
 
 
 SINGLE: dict[str, Way] = {"add_step": (_add, _added_alone)}

@@ -5,7 +5,7 @@ values (:cluster, :now_ns, :who, :origin, :act, :what, :result);
 
 -- name: list
 -- Acts before one, the newest first.
-select id, at_ns, who, origin, act, what, result
+select who, origin, act, what, result, id, at_ns
 from activity
 where cluster = :cluster and (:before is null or id < :before)
 order by id desc

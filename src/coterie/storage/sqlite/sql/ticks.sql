@@ -148,8 +148,9 @@ from (
 );
 
 -- name: list
--- All crons, as one text. Their seats are those between "cron:" and "cron;", the character after the colon.
-select json_group_array(json_array(
+-- All crons, each with the tick that ended last, as one text. Their seats are those between "cron:" and "cron;", the
+-- character after the colon.
+select json_group_array(json_array(json_array(
     substr(s.name, 6), coalesce(c.definition, ''), s.effective_from_ns, c.last_at_ns, coalesce(c.runs, 0),
     c.ran_at_ns, c.error, c.error_at_ns, coalesce(c.failures, 0), c.failed_at_ns,
     (
@@ -163,17 +164,16 @@ select json_group_array(json_array(
     (
         select max(max(t.claimed_at_ns, coalesce(t.noted_at_ns, 0))) from ticks as t indexed by ticks_open
         where t.cluster = :cluster and t.name = substr(s.name, 6) and t.outcome is null
-    ),
-    json((
-        select json_array(
-            name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(iif(json_valid(errors), errors, 'null')), runner,
-            claimed_at_ns, ended_at_ns, late_s, took_s, note, done, total
-        )
-        from ticks as t indexed by ticks_latest
-        where t.cluster = :cluster and t.name = substr(s.name, 6) and t.outcome in ('ran', 'failed')
-        order by t.ended_at_ns desc limit 1
-    ))
-) order by s.name)
+    )
+), json((
+    select json_array(
+        name, kind, at_ns, until_at_ns, count, seq, epoch, attempt, outcome, reason, json(iif(json_valid(errors), errors, 'null')), runner,
+        claimed_at_ns, ended_at_ns, late_s, took_s, note, done, total
+    )
+    from ticks as t indexed by ticks_latest
+    where t.cluster = :cluster and t.name = substr(s.name, 6) and t.outcome in ('ran', 'failed')
+    order by t.ended_at_ns desc limit 1
+))) order by s.name)
 from seats as s left join crons as c on c.cluster = :cluster and c.name = substr(s.name, 6)
 where s.cluster = :cluster and s.name > 'cron:' and s.name < 'cron;';
 
