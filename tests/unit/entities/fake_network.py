@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import RunnerUnavailable, SendTimeout
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.settings import Settings
+from tests.support.manual_clock import ManualClock
 from tests.support.waiters import pass_on
 from tests.unit.entities.fake_storage import FakeStorage
 
