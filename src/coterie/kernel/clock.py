@@ -44,6 +44,11 @@ class SystemClock:
         return time.clock_gettime_ns(_STEADY)
 
 
+def steady_s() -> float:
+    """The steady clock of this machine, in seconds."""
+    return SystemClock().steady_ns() / 1e9
+
+
 def require_instant(at: datetime, *, what: str) -> None:
     """Refuse an instant that not every database can store.
 
