@@ -11,6 +11,7 @@ from coterie.entities.host.executor import HandlerExecutor
 from coterie.entities.persisted import inbox, sender
 from coterie.entities.persisted.commit import Commits
 from coterie.entities.persisted.inbox import Inbox
+from coterie.entities.persisted.receiver import Handover
 from coterie.entities.persisted.sender import PersistedSender
 from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import PersistenceError
@@ -187,10 +188,10 @@ def _old_hand_over_believed() -> Iterator[None]:
 def _hand_over_overtakes_what_was_left() -> Iterator[None]:
     right = Inbox._accept
 
-    def hasty(self: Inbox, delivery: Delivery, shard: ShardInbox, *, swept: bool, **more: Any) -> None:
-        if not swept:
+    def hasty(self: Inbox, delivery: Delivery | Handover, shard: ShardInbox, *more: Any) -> None:
+        if isinstance(delivery, Handover):
             shard.left, shard.blocked = set(), set()
-        right(self, delivery, shard, swept=swept, **more)
+        right(self, delivery, shard, *more)
 
     with patch.object(Inbox, "_accept", hasty):
         yield

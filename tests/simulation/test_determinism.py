@@ -14,12 +14,13 @@ import pytest
 import coterie
 from coterie.kernel import chaos
 from coterie.testing import run_simulation
-from coterie.testing.chaos import SeededChaos, coverage_table, declared_points
+from coterie.testing.chaos import SeededChaos
 from coterie.testing.loop.nodes import Node
 from coterie.testing.loop.scheduler import InOrder, Priorities, Shuffled
 from coterie.testing.loop.trace import Trace
 from coterie.testing.run import SeedRun, current_loop
 from tests.simulation.example_run import digest, main
+from tests.support.chaos_points import coverage_table, declared_points
 
 SEEDS = list(range(6))
 ROOT = Path(__file__).parents[2]

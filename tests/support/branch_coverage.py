@@ -22,7 +22,6 @@ AREAS: dict[str, tuple[str, ...]] = {
     "storage": ("storage/",),
     "the commit path": (
         "entities/persisted/commit.py",
-        "entities/persisted/state.py",
         "storage/group_commit.py",
         "storage/postgres/writer.py",
         "storage/postgres/batch/plan.py",

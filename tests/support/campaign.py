@@ -46,8 +46,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.testing.chaos import coverage_table, declared_points
 from coterie.testing.run import SeedRun, unwatched
+from tests.support.chaos_points import coverage_table, declared_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -1,14 +1,18 @@
-"""Chaos points, for tests that want something to happen just there."""
+"""Chaos points: for tests that want something to happen just there, and which of them a campaign reached."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from coterie.kernel import chaos
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+_POINT = re.compile(r"""chaos\.(?:point|flip)\(\s*["']([^"']+)["']""")
 
 
 class At:
@@ -43,3 +47,22 @@ class At:
         """No standing task raises."""
         del task
         return None
+
+
+def declared_points(sources: Iterable[Path]) -> list[str]:
+    """The names of all chaos points in source files, sorted."""
+    return sorted({name for source in sources for name in _POINT.findall(source.read_text(encoding="utf-8"))})
+
+
+def coverage_table(declared: Iterable[str], hits: Mapping[str, int], taken: Mapping[str, int]) -> str:
+    """One line per point: how often it was reached, and how often it did something."""
+    names = sorted({*declared, *hits})
+    width = max(map(len, names), default=0)
+    rows = [
+        f"{name:{width}}  {hits.get(name, 0):>10,}  {taken.get(name, 0):>10,}{_remark(hits, name)}" for name in names
+    ]
+    return "\n".join([f"{'point':{width}}  {'reached':>10}  {'taken':>10}", *rows])
+
+
+def _remark(hits: Mapping[str, int], name: str) -> str:
+    return "" if hits.get(name) else "  never reached"

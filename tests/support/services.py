@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from coterie.kernel.clock import Dial, ManualClock
+from coterie.kernel.clock import Dial
 from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.work.services import Services
+from tests.support.manual_clock import ManualClock
 
 
 def services(*, settings: dict[str, Any] | None = None, **given: Any) -> Services:

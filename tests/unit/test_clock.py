@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.kernel.clock import ManualClock, SystemClock, to_datetime, to_ns
+from coterie.kernel.clock import SystemClock, to_datetime, to_ns
+from tests.support.manual_clock import ManualClock
 
 START_AT = datetime(2026, 1, 1, tzinfo=UTC)
 

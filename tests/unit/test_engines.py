@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from coterie.errors import ConfigurationError
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Random
 from coterie.settings import Settings
 from coterie.storage.engines import file_of, open_storage
+from tests.support.manual_clock import ManualClock
 
 
 def opened(url: str) -> Any:

@@ -24,7 +24,7 @@ from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.kernel.serialization.versions import MigrationFailed, Versioned
 from coterie.settings import Settings
 from coterie.transport.identity import Member, advertised_address, require_reachable
-from coterie.transport.tls import server_context
+from tests.support.transport import server_context
 from tests.unit.transport.certificate_authority import CLIENT, Authority
 
 if TYPE_CHECKING:

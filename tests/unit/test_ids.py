@@ -12,12 +12,12 @@ import pytest
 
 from coterie.errors import Forked, NotStarted, PersistenceError, ShuttingDown
 from coterie.kernel import fork_guard
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import MACHINES, Snowflake
 from coterie.kernel.random import Random
 from coterie.ownership.machine_id import AHEAD_MS, LEASE_S, IdGenerator
 from coterie.settings import Settings
 from coterie.storage.engines import open_storage
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster
-from coterie.kernel.clock import ManualClock
 from coterie.main import Signals
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,10 +17,13 @@ import msgspec
 
 from coterie.cli.output import Screen, as_json, echo, instant, relative, safe
 from coterie.cluster import Cluster
+from coterie.kernel.clock import SystemClock
+from coterie.kernel.ids import new_incarnation
+from coterie.kernel.random import Random
 from coterie.observe.pages import ViewReader
 from coterie.settings import Settings
 from coterie.settings.secret import redacted_url
-from coterie.storage.engines import file_of
+from coterie.storage.engines import file_of, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from coterie.client import Client
     from coterie.observe.view import View
+    from coterie.storage.interface import Storage
 
 
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,6 +43,14 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 def settings_for(url: str | None) -> Settings:
     """Settings as the command's process sees them."""
     return Settings.load({} if url is None else {"url": url})
+
+
+def storage_for(settings: Settings) -> Storage:
+    """The storage alone, whatever its schema: for commands that look at the database itself."""
+    chance = Random()
+    return open_storage(
+        settings, incarnation=new_incarnation(chance), clock=SystemClock(), chance=chance, check_schema=False
+    )
 
 
 YES, NO, WRONG, UNANSWERED, REPLACED = 0, 1, 2, 3, 4

@@ -264,8 +264,8 @@ def shown(screen: Screen, findings: Sequence[Finding]) -> str:
 def concluded(findings: Sequence[Finding], code: int) -> str:
     """The last line: `1 problem, 1 remark`, and the exit code if it is not 0."""
     problems, remarks = counts(findings)
-    parts = [_counted(problems, "problem")] if problems else []
-    parts += [_counted(remarks, "remark")] if remarks else []
+    parts = [plural(problems, "problem")] if problems else []
+    parts += [plural(remarks, "remark")] if remarks else []
     text = ", ".join(parts) or "no problems"
     return f"{text:<{_LINE}}exit {code}" if code else text
 
@@ -280,8 +280,9 @@ def as_objects(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     return [{"check": f.what, "status": _WORDS[f.how], "says": f.says, "hint": f.hint or None} for f in findings]
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+def plural(count: int, word: str) -> str:
+    """`1 runner`, `1,204 runners`."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from coterie.cli.output import as_json, echo, lasting, safe
-from coterie.kernel.clock import SystemClock
+from coterie.kernel.clock import steady_s
 from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ProgressLine:
         self._about = about
         self._note = note
         self._json = json
-        self._now_s = now_s or _steady_s
+        self._now_s = now_s or steady_s
         self._redraws = sys.stderr.isatty() and not json
         self._began_s = self._now_s()
         self._next_s = self._began_s + (QUIET_S if self._redraws else _SAY_S)
@@ -171,10 +171,6 @@ class ProgressLine:
         if self._is_open:
             click.echo(_CLEAR, nl=False, err=True)
         self._is_open = False
-
-
-def _steady_s() -> float:
-    return SystemClock().steady_ns() / 1e9
 
 
 def _is_utf8() -> bool:

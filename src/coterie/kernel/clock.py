@@ -44,30 +44,9 @@ class SystemClock:
         return time.clock_gettime_ns(_STEADY)
 
 
-class ManualClock:
-    """A clock that stands still until it is advanced. For tests."""
-
-    def __init__(self, start_at: datetime = _EPOCH) -> None:
-        self._wall_ns = to_ns(start_at)
-        self._steady_ns = 0
-
-    def wall_ns(self) -> int:
-        return self._wall_ns
-
-    def steady_ns(self) -> int:
-        return self._steady_ns
-
-    def advance(self, by: timedelta) -> None:
-        """Let time pass."""
-        step_ns = by // timedelta(microseconds=1) * 1000
-        if step_ns < 0:
-            raise ValueError("time does not pass backwards: step_wall() moves the wall clock alone")
-        self._wall_ns += step_ns
-        self._steady_ns += step_ns
-
-    def step_wall(self, by: timedelta) -> None:
-        """Set the wall clock, as NTP or an administrator does; the steady clock does not move."""
-        self._wall_ns += by // timedelta(microseconds=1) * 1000
+def steady_s() -> float:
+    """The steady clock of this machine, in seconds."""
+    return SystemClock().steady_ns() / 1e9
 
 
 def require_instant(at: datetime, *, what: str) -> None:

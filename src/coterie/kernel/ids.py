@@ -24,8 +24,6 @@ from coterie.kernel.clock import to_datetime, to_ns
 from coterie.kernel.text import not_unicode
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from coterie.kernel.clock import Clock
@@ -37,7 +35,6 @@ else:
 
 _GROUP = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SHARD = re.compile(r"(?P<group>[^:]*):(?P<number>0|[1-9][0-9]{0,9})")
-_MESSAGE_ID = re.compile(r"[0-9a-f]{32}")
 
 _MOST_SHARD_NUMBER = 2**31 - 1  # what an integer column holds
 _MOST_NAME_BYTES = 1000  # two of them fit in one index entry of PostgreSQL (2,704 bytes)
@@ -155,16 +152,6 @@ class MessageIds:
             drawn = f"{self._chance.bits(_RANDOM_BITS * _DRAWN_AHEAD):0{16 * _DRAWN_AHEAD}x}"
             random += [drawn[begin : begin + 16] for begin in range(0, len(drawn), 16)]
         return f"{last:016x}{random.pop()}"
-
-
-def drawn_at(message_id: str) -> datetime:
-    """When the id was drawn, by its sender's clock, to the millisecond."""
-    if not _MESSAGE_ID.fullmatch(message_id):
-        raise ValueError(f"{message_id!r} is not a message id: those have 32 hexadecimal digits, in lower case")
-    try:
-        return to_datetime(int(message_id[:12], 16) * 1_000_000)
-    except OverflowError:
-        raise ValueError(f"message id {message_id!r} names a time after the year 9999") from None
 
 
 def new_incarnation(chance: Random) -> str:

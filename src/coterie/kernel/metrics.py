@@ -129,18 +129,18 @@ ALL: list[Meter] = []
 """All metrics, in the order in which they are published."""
 
 
-def _counter(name: str, help: str, *labels: str) -> Meter:
-    ALL.append(Meter(name, "counter", help, labels))
+def _counter(name: str, help: str, labels: str = "") -> Meter:
+    ALL.append(Meter(name, "counter", help, tuple(labels.split())))
     return ALL[-1]
 
 
-def _gauge(name: str, help: str, *labels: str) -> Meter:
-    ALL.append(Meter(name, "gauge", help, labels))
+def _gauge(name: str, help: str, labels: str = "") -> Meter:
+    ALL.append(Meter(name, "gauge", help, tuple(labels.split())))
     return ALL[-1]
 
 
-def _histogram(name: str, help: str, *labels: str, bounds: Sequence[float] = SECONDS) -> Meter:
-    ALL.append(Meter(name, "histogram", help, labels, bounds=bounds))
+def _histogram(name: str, help: str, labels: str = "", *, bounds: Sequence[float] = SECONDS) -> Meter:
+    ALL.append(Meter(name, "histogram", help, tuple(labels.split()), bounds=bounds))
     return ALL[-1]
 
 
@@ -149,31 +149,27 @@ def _histogram(name: str, help: str, *labels: str, bounds: Sequence[float] = SEC
 EXECUTION_DURATION = _histogram(
     "singleton_duration_seconds",
     "How long a run of a singleton's body, or an attempt of a cron's tick, took until it ended",
-    "singleton",
-    "type",
+    "singleton type",
     bounds=_LONG_SECONDS,
 )
 EXECUTIONS = _counter(
     "singleton_executions_total",
     "Runs of a singleton's body, or attempts of a cron's ticks, that began here",
-    "singleton",
-    "type",
+    "singleton type",
 )
 LAST_EXECUTION = _gauge(
     "singleton_last_execution",
     "When one of them last began, gave a sign of life or ended here, in seconds since 1970",
-    "singleton",
-    "type",
+    "singleton type",
 )
 STATE_ERRORS = _counter(
     "singleton_state_errors_total",
     "States of a singleton that could not be read or saved, notes on a cron's tick that could not be written at once",
-    "singleton",
-    "type",
+    "singleton type",
 )
 SINGLETON_FAILURES = _counter("coterie_singleton_failures_total", "Runs of a singleton's body that raised", "singleton")
 CRON_TICKS = _counter(
-    "coterie_cron_ticks_total", "Ticks that are over: ran, failed, or skipped for a reason", "cron", "outcome"
+    "coterie_cron_ticks_total", "Ticks that are over: ran, failed, or skipped for a reason", "cron outcome"
 )
 CRON_LATENESS = _histogram(
     "coterie_cron_lateness_seconds", "How long after it was due a tick began", "cron", bounds=_LONG_SECONDS
@@ -229,15 +225,12 @@ TASK_FAILURES = _counter(
 CALLS = _counter(
     "coterie_calls_total",
     "Calls that a handler has ended: ok, declared (an error that its rpc declares) or failed (any other)",
-    "type",
-    "rpc",
-    "outcome",
+    "type rpc outcome",
 )
 CALL_DURATION = _histogram(
     "coterie_call_duration_seconds",
     "How long handlers took, of calls and of persisted messages, with what they committed",
-    "type",
-    "rpc",
+    "type rpc",
 )
 MAILBOX_WAIT = _histogram(
     "coterie_mailbox_wait_seconds", "How long calls waited in a mailbox, of those that had to", "type"
@@ -245,37 +238,33 @@ MAILBOX_WAIT = _histogram(
 REFUSED = _counter(
     "coterie_calls_refused_total",
     "Calls that this runner has not run to their end, by the code of the error, or not_mine",
-    "type",
-    "reason",
+    "type reason",
 )
 SENT_FAILED = _counter(
     "coterie_sent_calls_failed_total",
     "Calls from this process that ended with an error of the cluster, by its code",
-    "type",
-    "reason",
+    "type reason",
 )
 SENT_AGAIN = _counter(
     "coterie_sent_calls_repeated_total",
     "Attempts of calls from this process that followed one without an answer",
     "type",
 )
-ACTIVATIONS = _counter("coterie_activations_total", "Lives of entities that began, or could not", "type", "outcome")
+ACTIVATIONS = _counter("coterie_activations_total", "Lives of entities that began, or could not", "type outcome")
 
 # Persisted messages
 
-MESSAGES_SENT = _counter("coterie_messages_sent_total", "Messages that this process has stored", "type", "rpc")
+MESSAGES_SENT = _counter("coterie_messages_sent_total", "Messages that this process has stored", "type rpc")
 MESSAGES = _counter(
     "coterie_messages_total",
     "Attempts of persisted messages that have ended: ok, declared, retried (there will be another one) or dead",
-    "type",
-    "rpc",
-    "outcome",
+    "type rpc outcome",
 )
 
 # Workflows
 
 WORKFLOWS = _counter(
-    "coterie_workflows_total", "Times that a workflow was done, failed, interrupted or suspended", "workflow", "outcome"
+    "coterie_workflows_total", "Times that a workflow was done, failed, interrupted or suspended", "workflow outcome"
 )
 STEPS = _counter(
     "coterie_steps_total", "Steps of workflows, ticks and leaders that have ended, ok or failed", "outcome"
@@ -288,8 +277,7 @@ GROUP_SIZE = _histogram("coterie_commit_group_size", "How many writes shared a c
 STORAGE_ERRORS = _counter(
     "coterie_storage_errors_total",
     "Commits, reads and renewals of the lease that failed: refused, unreachable, or unknown whether they happened",
-    "operation",
-    "outcome",
+    "operation outcome",
 )
 UNREADABLE_ROWS = _counter(
     "coterie_unreadable_rows_total", "Times that a row could not be read and was left out, by its table", "table"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import math
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from coterie.errors import ConfigurationError
 from coterie.kernel.durations import Duration, format_duration, to_timedelta
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from coterie.kernel.random import Random
 
 
@@ -102,55 +102,6 @@ class Breaker:
     def __init__(self, failures: int = 5, reset: Duration = "1m") -> None:
         object.__setattr__(self, "failures", _counted(failures, what="failures of Breaker"))
         object.__setattr__(self, "reset", to_timedelta(reset, what="reset of Breaker"))
-
-
-class Phase(enum.Enum):
-    """Whether a breaker lets attempts through."""
-
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half-open"
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerState:
-    """The state of a breaker. Each transition returns a new state; times are of one steady clock.
-
-        closed ──failed, the n-th in a row──▶ open ──reset after the last failure──▶ half-open
-          ▲                                     ▲                                       │
-          │                                     └──── tried: one gets through ──────────┤
-          └──────────────────────── succeeded, from anywhere ───────────────────────────┘
-
-    The attempt that got through either succeeds, or fails (which counts from then), or its outcome is never reported:
-    then another one gets through after `reset`. No state waits for a report that a crash has lost.
-    """
-
-    policy: Breaker
-    failures: int = 0
-    since_ns: int = 0
-
-    def phase(self, now_ns: int) -> Phase:
-        """Closed, open or half-open."""
-        if self.failures < self.policy.failures:
-            return Phase.CLOSED
-        reset_ns = self.policy.reset // timedelta(microseconds=1) * 1000
-        return Phase.OPEN if now_ns - self.since_ns < reset_ns else Phase.HALF_OPEN
-
-    def allows(self, now_ns: int) -> bool:
-        """Whether an attempt may begin now. Report it with `tried`."""
-        return self.phase(now_ns) is not Phase.OPEN
-
-    def tried(self, now_ns: int) -> BreakerState:
-        """An attempt begins. Half-open, it is the only one for the time of `reset`."""
-        return replace(self, since_ns=now_ns) if self.phase(now_ns) is Phase.HALF_OPEN else self
-
-    def succeeded(self) -> BreakerState:
-        """An attempt succeeded: all failures are forgotten."""
-        return BreakerState(self.policy)
-
-    def failed(self, now_ns: int) -> BreakerState:
-        """An attempt failed."""
-        return replace(self, failures=min(self.failures + 1, self.policy.failures), since_ns=now_ns)
 
 
 def _counted(value: object, *, what: str) -> int:

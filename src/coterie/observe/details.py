@@ -16,7 +16,7 @@ from coterie.cron.api import Crons, preview
 from coterie.cron.schedule import Schedule
 from coterie.durable import failure
 from coterie.entities.calls.by_name_client import CallsByName
-from coterie.entities.persisted.state import key_of
+from coterie.entities.persisted.commit import key_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.plain import plain

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,7 @@ from coterie.testing.loop.nodes import current_node
 from coterie.testing.loop.seeds import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable
 
 _ENABLED = 0.4  # share of the points in one run: with all of them at once, runs would be alike
 _DELAY, _FLIP = 0.1, 0.05
@@ -23,7 +21,6 @@ _TEST = "test"
 """The node of the test's client, which never fails."""
 _SPARED_S = 10.0
 """After a failure a task is spared for so long: it would be given up after seven within a minute."""
-_POINT = re.compile(r"""chaos\.(?:point|flip)\(\s*["']([^"']+)["']""")
 
 
 class SeededChaos:
@@ -86,22 +83,3 @@ class SeededChaos:
         if draw < 0.5:
             return 0.0
         return self._chance.random() * (_SHORT_S if draw < 0.9 else _LONG_S)
-
-
-def declared_points(sources: Iterable[Path]) -> list[str]:
-    """The names of all chaos points in source files, sorted."""
-    return sorted({name for source in sources for name in _POINT.findall(source.read_text(encoding="utf-8"))})
-
-
-def coverage_table(declared: Iterable[str], hits: Mapping[str, int], taken: Mapping[str, int]) -> str:
-    """One line per point: how often it was reached, and how often it did something."""
-    names = sorted({*declared, *hits})
-    width = max(map(len, names), default=0)
-    rows = [
-        f"{name:{width}}  {hits.get(name, 0):>10,}  {taken.get(name, 0):>10,}{_remark(hits, name)}" for name in names
-    ]
-    return "\n".join([f"{'point':{width}}  {'reached':>10}  {'taken':>10}", *rows])
-
-
-def _remark(hits: Mapping[str, int], name: str) -> str:
-    return "" if hits.get(name) else "  never reached"

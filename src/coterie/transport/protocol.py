@@ -76,11 +76,6 @@ class Frames:
         self._rest = bytearray()  # not a list of pieces: a byte at a time each would weigh 40 times as much
         self._need_bytes = HEAD_BYTES  # how long the rest must be before there is anything new to parse
 
-    @property
-    def kept_bytes(self) -> int:
-        """How many bytes of an unfinished frame are kept."""
-        return len(self._rest)
-
     def feed(self, data: bytes) -> Iterable[bytes | memoryview]:
         """Add received bytes. Returns: the bodies that are complete now, in order.
 
@@ -118,15 +113,6 @@ class Frames:
         self._need_bytes = need_bytes
         if at < end:
             self._rest += stream[at:]
-
-
-def framed(bodies: Iterable[bytes]) -> bytes:
-    """Frame several bodies as one piece to write."""
-    parts: list[bytes] = []
-    for body in bodies:
-        parts.append(_pack(len(body)))
-        parts.append(body)
-    return b"".join(parts)
 
 
 def _bad_length(size: int, limit_bytes: int) -> ProtocolError:

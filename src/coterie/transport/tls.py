@@ -36,29 +36,13 @@ _NOT_YET, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and …_HA
 _PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE
 
 
-def server_context(settings: Settings) -> ssl.SSLContext | None:
-    """The context of a listener: it *requires* a certificate of the client. None without `tls_cert`.
-
-    Raises:
-        ConfigurationError: A file is missing or unreadable, or the three do not fit together, or are out of date.
-    """
-    return None if settings.tls_cert is None else checked_contexts(settings)[0]
-
-
-def client_context(settings: Settings) -> ssl.SSLContext | None:
-    """The context of an outgoing connection: it shows a certificate and checks the server's. None without `tls_cert`.
-
-    Raises:
-        ConfigurationError: As `server_context`.
-    """
-    return None if settings.tls_cert is None else checked_contexts(settings)[1]
-
-
 def checked_contexts(settings: Settings) -> tuple[ssl.SSLContext, ssl.SSLContext, float]:
     """Both contexts, and when the certificate, or every authority, expires: seconds since 1970.
 
+    The listener's *requires* a certificate of the client; the client's shows one and checks the server's.
+
     Raises:
-        ConfigurationError: As `server_context`.
+        ConfigurationError: A file is missing or unreadable, or the three do not fit together, or are out of date.
     """
     server = _context(settings, ssl.PROTOCOL_TLS_SERVER)
     server.options |= ssl.OP_NO_TICKET

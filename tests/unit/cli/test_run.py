@@ -177,7 +177,7 @@ def test_without_a_terminal_a_drain_says_how_far_it_is_each_five_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(console, "_now_s", lambda: now_s)
+    monkeypatch.setattr(console, "steady_s", lambda: now_s)
     voice = Console()
     for now_s in (0.0, 1.0, 5.0, 6.0, 9.0, 10.0):  # noqa: B007 the clock that is read above
         voice.on_event(DRAINING)

@@ -16,10 +16,11 @@ from coterie.cron.run import TickRun
 from coterie.cron.seat import CronSeat
 from coterie.errors import PersistenceError
 from coterie.kernel import chaos
-from coterie.kernel.clock import Dial, ManualClock
+from coterie.kernel.clock import Dial
 from coterie.ownership.seats import Tenure, Trust
 from coterie.storage.contracts.ticks import ClaimResult, CronBook, PauseRow, TickRow
 from coterie.storage.interface import Claim
+from tests.support.manual_clock import ManualClock
 from tests.support.services import services
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from coterie.durable.steps import DurableWork
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import Dial, ManualClock
+from coterie.kernel.clock import Dial
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import Tasks
 from coterie.ownership.seats import Tenure, Trust
 from coterie.storage.contracts.units import DeferredRow, StepResult, StepRow, StepWrite, UnitSnapshot
 from coterie.storage.interface import Claim
+from tests.support.manual_clock import ManualClock
 from tests.support.services import services
 
 

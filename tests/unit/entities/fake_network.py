@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import RunnerUnavailable, SendTimeout
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.settings import Settings
+from tests.support.manual_clock import ManualClock
 from tests.support.waiters import pass_on
 from tests.unit.entities.fake_storage import FakeStorage
 
@@ -85,7 +85,7 @@ class FakeCalling:
         self.doubts = 0
         self.fresh_until_s = float("inf")
         self.owner = owner
-        directory = SimpleNamespace(epoch=lambda _: 7, holder=lambda _: None)
+        directory = SimpleNamespace(holder=lambda _: None)
         self.here = SimpleNamespace(
             directory=directory, settings=Settings.load({"frame_limit": "64KiB"}, environ={}), incarnation="i"
         )
@@ -103,7 +103,8 @@ class FakeCalling:
     # As its own routing
 
     def of_seat(self, seat: str) -> Any:
-        return SimpleNamespace(seat=seat, is_mine=self.owner == "here", peer="peer" if self.owner == "there" else None)
+        peer = "peer" if self.owner == "there" else None
+        return SimpleNamespace(seat=seat, is_mine=self.owner == "here", peer=peer, epoch=7)
 
     def find(self, entity_type: str, entity_id: str, group: str) -> Any:
         return self.of_seat(SEAT)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from coterie.entities.persisted.receiver import HandoverKind, handover_of
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.service import Tasks
@@ -321,7 +322,10 @@ class StoredGround(Ground):
     def bring(self, message: Message, *, epoch: int = 0, again: bool = False, store: bool = True) -> str:
         """Store a message and hand it over; what comes of it is in `told`."""
         row = self.messages.add(message) if store else self.messages.rows[message.id]
-        self.inbox.hand_over(_delivery(row), epoch=epoch, again=again, waiter=self.told[message.id].append)
+        kind = HandoverKind.AGAIN if again else HandoverKind.NEW
+        handover = handover_of(kind, message, epoch=epoch, due_s=row.due_at.timestamp())
+        handover.is_immediate = False  # so that what is believed of the database's clock counts
+        self.inbox.hand_over(handover, waiter=self.told[message.id].append)
         return message.id
 
     def send(self, entity_id: str, method: str, *args: Any, **more: Any) -> str:

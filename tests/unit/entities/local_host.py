@@ -11,12 +11,12 @@ from coterie.entities.definition import define
 from coterie.entities.host.host import Host
 from coterie.entities.host.work import Work, handling
 from coterie.errors import CoterieError, RunnerUnavailable
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Random
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

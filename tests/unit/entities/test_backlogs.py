@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coterie import Entity, rpc
 from coterie.entities.persisted import inbox, poller
-from coterie.entities.persisted.receiver import delivery_of
+from coterie.entities.persisted.receiver import HandoverKind, handover_of
 from coterie.testing import run_simulation
 from tests.unit.entities.fake_storage import StoredGround, now_at
 from tests.unit.entities.test_poller import same_shard
@@ -83,8 +83,8 @@ def backlogs(draw: st.DrawFn) -> Backlog:
 
 def handed_over(ground: StoredGround, message: Message) -> str:
     """Store a message that is due at once, and bring it as its sender does."""
-    delivery = delivery_of(message, ground.messages.add(message).due_at.timestamp())
-    ground.inbox.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=True)
+    due_s = ground.messages.add(message).due_at.timestamp()
+    ground.inbox.hand_over(handover_of(HandoverKind.NEW, message, due_s=due_s))
     return message.id
 
 

@@ -14,8 +14,8 @@ import pytest
 from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerUnavailable
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.context import current
+from tests.support.manual_clock import ManualClock
 from tests.unit.entities.local_host import PROMPTLY_S, Asked, Ground, until
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ import asyncio
 from datetime import timedelta
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from coterie import Entity, Retry, rpc
 from coterie.entities.calls.wire import LOOK
 from coterie.entities.persisted import inbox
 from coterie.entities.persisted.outcome import cancelled
-from coterie.entities.persisted.receiver import delivery_of
+from coterie.entities.persisted.receiver import HandoverKind, handover_of
 from coterie.errors import NewerVersion
 from tests.unit.entities.fake_storage import StoredGround, now_at, occupant, stored, unknown, unreachable
 
@@ -178,7 +179,8 @@ async def test_whoever_leaves_is_not_told_and_the_message_stays() -> None:
         Diary.gates["a"] = asyncio.Event()
         message, heard = ground.message("a", "note", 1), list[bytes]()
         row = ground.messages.add(message)
-        ground.inbox.hand_over(delivery_of(message, row.due_at.timestamp()), epoch=0, again=False, waiter=heard.append)
+        handover = handover_of(HandoverKind.NEW, message, due_s=row.due_at.timestamp())
+        ground.inbox.hand_over(handover, waiter=heard.append)
         ground.inbox.remove_waiter(message.id, heard.append)
         ground.inbox.remove_waiter(message.id, heard.append)
         Diary.gates["a"].set()
@@ -345,8 +347,8 @@ async def test_what_was_due_when_it_was_stored_runs_at_once_whatever_is_believed
         for number, is_due in ((1, False), (2, True)):
             message = ground.message(str(number), "note", number)
             due_s = ground.messages.add(message).due_at.timestamp()
-            delivery = delivery_of(message, due_s)
-            ground.inbox.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=is_due)
+            handover = handover_of(HandoverKind.NEW, message, due_s=due_s)
+            ground.inbox.hand_over(msgspec.structs.replace(handover, is_immediate=is_due))
             await passed(0.01)
             assert numbers() == ([2] if is_due else [])
             assert message.is_immediate
@@ -359,8 +361,8 @@ async def test_m5_what_came_before_the_first_read_is_not_overtaken_though_our_cl
         shard.is_read = False
         ground.inbox.set_clock(now_at().timestamp() - 1)  # a second behind
         for message in messages:
-            delivery = delivery_of(message, ground.messages.add(message).due_at.timestamp())
-            ground.inbox.hand_over(delivery, epoch=0, again=False, waiter=None, is_due=True)
+            due_s = ground.messages.add(message).due_at.timestamp()
+            ground.inbox.hand_over(handover_of(HandoverKind.NEW, message, due_s=due_s))
             if not shard.is_read:
                 ground.inbox.read(shard)
         await passed(2)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from coterie.entities.persisted.receiver import Handover
-    from coterie.storage.contracts.messages import Delivery, Message
+    from coterie.storage.contracts.messages import Message
 
     Plant = tuple[str, Callable[[], AbstractContextManager[Any]], Callable[[], object]]
 
@@ -51,9 +51,9 @@ def _full_page_taken_for_the_last() -> Iterator[None]:
 
 
 def _early_one_without_room_forgotten() -> AbstractContextManager[Any]:
-    def wait(self: ShardInbox, delivery: Delivery | Handover, *, is_due: bool) -> None:
+    def wait(self: ShardInbox, handover: Handover) -> None:
         if len(self.early) < inbox._EARLY_MOST:
-            self.early.append((delivery, is_due))
+            self.early.append(handover)
 
     return patch.object(ShardInbox, "wait", wait)
 

@@ -10,7 +10,7 @@ import pytest
 
 from coterie import Entity, rpc
 from coterie.entities.calls.wire import LOOK, encode
-from coterie.entities.persisted.receiver import Handover, HandoverKind, Receiver, delivery_of, pack, read_cancelled
+from coterie.entities.persisted.receiver import Handover, HandoverKind, Receiver, pack, read_cancelled
 from tests.unit.entities.fake_storage import StoredGround, now_at, stored, unknown
 
 pytestmark = pytest.mark.simulated(seeds=2)
@@ -63,10 +63,9 @@ async def test_a_message_crosses_whole() -> None:
         message = ground.message("a", "wait", 7, key="k", trace_id="t")
         crossed = msgspec.msgpack.decode(pack(HandoverKind.NEW, message, epoch=3, due_s=12.5), type=Handover)
         assert (crossed.kind, crossed.seat, crossed.epoch, crossed.due_s) == (HandoverKind.NEW, message.seat, 3, 12.5)
-        delivery = delivery_of(message, 12.5)
-        for name in ("id", "seat", "entity_type", "entity_id", "method", "payload", "key", "trace_id"):
-            assert getattr(crossed, name) == getattr(delivery, name) == getattr(message, name)
-        assert (crossed.due_s, crossed.attempts) == (delivery.due_s, delivery.attempts) == (12.5, 0)
+        for name in ("id", "seat", "entity_type", "entity_id", "method", "payload", "key", "trace_id", "is_immediate"):
+            assert getattr(crossed, name) == getattr(message, name)
+        assert (crossed.due_s, crossed.attempts) == (12.5, 0)
 
 
 async def test_whoever_waits_is_answered_after_the_commit_and_once() -> None:

@@ -253,7 +253,7 @@ async def test_without_a_connection_the_caller_has_one_made_and_brings_it_itself
 async def test_whatever_goes_wrong_on_the_way_to_the_owner_reaches_the_caller() -> None:
     calling = FakeCalling()
     gate, task = await posted(calling)
-    calling.here.directory.epoch = None
+    vars(calling)["of_seat"] = None
     gate.store()
     with pytest.raises(TypeError):
         await task

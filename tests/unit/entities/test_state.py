@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from coterie.entities.persisted.state import CommittedState, key_of
+from coterie.entities.persisted.commit import CommittedState, key_of
 from coterie.errors import MalformedMessage
 from coterie.kernel.serialization.versions import Versioned
 from coterie.storage.contracts.messages import StateChange

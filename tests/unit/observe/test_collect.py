@@ -13,12 +13,12 @@ import pytest
 
 from coterie import Cluster, Entity, PersistenceError, rpc
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
-from coterie.kernel.clock import ManualClock
 from coterie.observe.collect import Collector, FactsServer, Free, ask
 from coterie.observe.facts import LocalFacts, Usage, usage
 from coterie.storage.contracts.messages import Backlog, LateReply
 from coterie.storage.interface import ClusterSnapshot
 from coterie.transport.interface import Route
+from tests.support.manual_clock import ManualClock
 from tests.unit.observe.cluster_facts import NOW, ago, local, row, seat, shards
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import MailboxFull, RunnerUnavailable, within_cluster
-from coterie.kernel.clock import ManualClock
 from coterie.observe import logs
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coterie.kernel.clock import ManualClock, to_datetime
+from coterie.kernel.clock import to_datetime
 from coterie.ownership.runner_health import RunnerHealth
+from tests.support.manual_clock import ManualClock
 
 START = datetime(2026, 3, 27, tzinfo=UTC)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.ownership.seats import HeldSeats, Tenure, Trust
 from coterie.storage.interface import Claim, Grant, checksum
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.retry import Retry
 from coterie.kernel.service import Tasks
 from coterie.ownership.seats import Tenure, Trust
 from coterie.singletons.definition import SingletonOptions, define
 from coterie.singletons.state import LeaderState
 from coterie.storage.interface import Claim, StateLoaded, StateSave
+from tests.support.manual_clock import ManualClock
 from tests.support.services import services
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.ownership.seats import Tenure, Trust
 from coterie.singletons import heartbeat
 from coterie.singletons.heartbeat import Heartbeats
 from coterie.storage.contracts.executions import ExecutionRecord
 from coterie.storage.interface import Claim
+from tests.support.manual_clock import ManualClock
 from tests.support.services import services
 from tests.unit.singletons.fake_storage import NOW, refused, unreachable, until
 

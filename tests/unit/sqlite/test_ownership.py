@@ -11,9 +11,9 @@ import apsw
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.storage.interface import Claim, Registration, SeatDeclaration, StateSave
 from coterie.storage.sqlite import seats
+from tests.support.manual_clock import ManualClock
 from tests.unit.sqlite.test_processes import go
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import apsw
 import pytest
 
 from coterie.errors import ConfigurationError, NotStarted, PersistenceError, ShuttingDown
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Random
 from coterie.storage import migrations
 from coterie.storage.interface import KvPut, Storage
 from coterie.storage.sqlite.database import Patience, desk_in_memory
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.storage.contracts.ticks import CronTakeover, PauseRow, TickClaim, TickNote, Verdict
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration
 from coterie.storage.sqlite import seats, tick_writes
 from coterie.storage.sqlite import storage as engine
 from coterie.storage.sqlite.store import Scope
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.storage.contracts.units import StepWrite, UnitEnd, UnitStart
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration
 from coterie.storage.sqlite import seats, unit_writes
 from coterie.storage.sqlite import storage as engine
 from coterie.storage.sqlite.store import Scope, repeated
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

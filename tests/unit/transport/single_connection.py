@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from coterie.transport.connection import Connection
 from coterie.transport.handshake import Established
 from coterie.transport.interface import TransportLimits
-from coterie.transport.protocol import Frames, Refused, TermsFrame, decode, encode, framed
+from coterie.transport.protocol import Frames, Refused, TermsFrame, decode, encode
+from tests.support.transport import framed
 
 if TYPE_CHECKING:
     import random

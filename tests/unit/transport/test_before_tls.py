@@ -14,7 +14,7 @@ import uvloop
 
 from coterie.transport.listener import Gate
 from coterie.transport.tcp import Handshakes
-from coterie.transport.tls import client_context, server_context
+from tests.support.transport import client_context, server_context
 from tests.unit.transport.certificate_authority import Authority
 from tests.unit.transport.test_tls import REFUSED, unchecked
 

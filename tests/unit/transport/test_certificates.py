@@ -11,10 +11,10 @@ import pytest
 from coterie.cli.commands.doctor import certificates
 from coterie.errors import ConfigurationError
 from coterie.kernel import metrics
-from coterie.kernel.clock import ManualClock
 from coterie.settings import Settings
 from coterie.transport.tcp import TcpWire
 from coterie.transport.tls import Certificates, near_end
+from tests.support.manual_clock import ManualClock
 from tests.unit.transport.certificate_authority import Authority
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from coterie.transport.protocol import (
     ReplyFrame,
     RequestFrame,
     encode,
-    framed,
 )
+from tests.support.transport import framed
 from tests.unit.transport.single_connection import LIMITS, TERMS, Answering, Lone, Sink
 
 GOLDEN = Path(__file__).parent / "golden" / "session-1.bin"

@@ -23,13 +23,13 @@ from coterie.transport.protocol import (
     ProtocolError,
     decode,
     encode,
-    framed,
     pack_error,
     pack_headers,
     read_error,
     read_headers,
     require_optional,
 )
+from tests.support.transport import framed
 
 GOLDEN = Path(__file__).parent / "golden" / "protocol-1.bin"
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from coterie.testing import run_simulation
 from coterie.transport import protocol
-from coterie.transport.protocol import MALFORMED, Frames, ProtocolError, decode, encode, framed, require_optional
+from coterie.transport.protocol import MALFORMED, Frames, ProtocolError, decode, encode, require_optional
+from tests.support.transport import framed
 from tests.unit.transport.fuzz import ABSURD, fuzz
 from tests.unit.transport.single_connection import LIMITS, Lone
 from tests.unit.transport.test_envelopes import BOMBS, PROTOCOL_1
@@ -29,7 +30,7 @@ def read(stream: bytes, *, step: int) -> list[Any]:
                 found.append(decode(body))
             except MALFORMED as error:
                 require_optional(body, error)
-        assert frames.kept_bytes <= LIMITS.body_most_bytes + 4
+        assert len(frames._rest) <= LIMITS.body_most_bytes + 4
     return found
 
 
@@ -78,7 +79,7 @@ def test_an_absurd_length_ends_its_connection_and_no_other(length: int) -> None:
         bad.connection.data_received(struct.pack(">I", length))
         assert bad.sink.is_closed
         assert bad.connection.is_lost
-        assert bad.connection._frames.kept_bytes <= 4
+        assert len(bad.connection._frames._rest) <= 4
         assert good.say(protocol.PingFrame(1)) == [protocol.PongFrame(1)]
 
     in_loop(check)

@@ -17,7 +17,7 @@ import pytest
 
 from coterie.errors import ConfigurationError
 from coterie.settings import Settings
-from coterie.transport.tls import client_context, server_context
+from tests.support.transport import client_context, server_context
 from tests.unit.transport.certificate_authority import CLIENT, SERVER, Authority
 
 if TYPE_CHECKING:

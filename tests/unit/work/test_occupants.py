@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
 from coterie.work.occupants import GRACE_S, LoopOccupant, Occupants
+from tests.support.manual_clock import ManualClock
 from tests.support.services import services
 
 if TYPE_CHECKING:

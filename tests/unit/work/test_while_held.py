@@ -7,10 +7,10 @@ import logging
 import pytest
 
 from coterie.errors import LeadershipLost, Outcome, PersistenceError
-from coterie.kernel.clock import ManualClock
 from coterie.ownership.seats import Tenure, Trust
 from coterie.storage.interface import Claim
 from coterie.work.while_held import while_held
+from tests.support.manual_clock import ManualClock
 
 pytestmark = pytest.mark.simulated(seeds=1)
 log = logging.getLogger("coterie.test")

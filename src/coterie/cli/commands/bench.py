@@ -19,7 +19,7 @@ from coterie.cli.client import UNANSWERED, refuse, settings_for
 from coterie.cli.output import Screen, as_json, echo
 from coterie.cli.progress import ProgressLine
 from coterie.cli.run.worker import Worker, ending
-from coterie.kernel.clock import SystemClock
+from coterie.kernel.clock import SystemClock, steady_s
 from coterie.kernel.service import Tasks
 from coterie.settings.secret import redacted_url
 from coterie.storage.contracts.messages import MessageFilter
@@ -114,23 +114,23 @@ async def _figures(name: str, work: Work, *, callers: int, seconds: float) -> Fi
     """First one caller, then all concurrently; both are warmed up before they count."""
     await _taken(work, callers=callers, seconds=seconds / 10)
     alone = sorted(await _taken(work, callers=1, seconds=seconds / 2))
-    began_s = _now_s()
+    began_s = steady_s()
     done = len(await _taken(work, callers=callers, seconds=seconds / 2))
-    per_s = done / (_now_s() - began_s)
+    per_s = done / (steady_s() - began_s)
     p50_s, p99_s = alone[len(alone) // 2], alone[len(alone) * 99 // 100]
     return Figures(name, SCENARIOS[name], p50_s=p50_s, p99_s=p99_s, callers=callers, per_s=per_s)
 
 
 async def _taken(work: Work, *, callers: int, seconds: float) -> list[float]:
     """The durations of calls by concurrent callers, each of which calls again at once; each calls at least once."""
-    until_s = _now_s() + seconds
+    until_s = steady_s() + seconds
     taken: list[float] = []
 
     async def caller() -> None:
         while True:
-            began_s = _now_s()
+            began_s = steady_s()
             await work()
-            now_s = _now_s()
+            now_s = steady_s()
             taken.append(now_s - began_s)
             if now_s >= until_s:
                 return
@@ -204,10 +204,6 @@ async def _clean(cluster: Cluster) -> None:
     await storage.kv.clear(_KEYS)
     while await storage.messages.remove(MessageFilter(), most=_REMOVED_AT_ONCE) == _REMOVED_AT_ONCE:
         pass
-
-
-def _now_s() -> float:
-    return SystemClock().steady_ns() / 1e9
 
 
 _COLUMNS = ("SCENARIO", "P50", "P99", "CALLERS", "PER S", "WHAT")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coterie.cli.client import NO, YES, client_command
-from coterie.cli.output import Finding, as_objects, shown
+from coterie.cli.output import Finding, as_objects, plural, shown
 from coterie.cli.progress import ProgressLine
 from coterie.kernel.ids import Seat
 from coterie.storage import unreadable_rows
@@ -295,10 +295,10 @@ class History:
     def concluded(self) -> str:
         """The last line."""
         count, left_out = len(self.broken), len(unreadable_rows.found())
-        found = f"{count:,} {'violation' if count == 1 else 'violations'}" if count else "no promise is broken"
+        found = plural(count, "violation") if count else "no promise is broken"
         text = f"{self.rows:,} rows checked, {found}"
         if left_out:
-            text += f", {left_out:,} {'row' if left_out == 1 else 'rows'} cannot be read"
+            text += f", {plural(left_out, 'row')} cannot be read"
         return f"{text:<{_LINE}}exit {NO}" if count or left_out else text
 
     def _judges(self) -> tuple[Check, ...]:

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import NO, UNANSWERED, YES, common, settings_for
-from coterie.cli.output import Finding, Screen, as_json, as_objects, concluded, counts, echo, shown
+from coterie.cli.client import NO, UNANSWERED, YES, common, settings_for, storage_for
+from coterie.cli.output import Finding, Screen, as_json, as_objects, concluded, counts, echo, plural, shown
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.observe.health import BOUNDS
 from coterie.settings import help_rows
 from coterie.settings.parsers import split_address
 from coterie.settings.secret import redacted_url
+from coterie.storage.engines import file_of
 from coterie.storage.unreadable_rows import found
 from coterie.transport.identity import is_loopback
 from coterie.transport.tls import Certificates, near_end
@@ -83,11 +84,11 @@ def database(server: ServerInfo, applied: Sequence[Migration], pending: Sequence
             "schema", "the database is empty", "warn", "the first runner sets it up, or coterie migrate --apply"
         )
     elif early:
-        says = f"it lacks {_counted(len(early), 'migration')}, first {early[0]}: runners of this version refuse it"
+        says = f"it lacks {plural(len(early), 'migration')}, first {early[0]}: runners of this version refuse it"
         yield Finding("schema", says, "bad", "coterie migrate --apply")
     elif pending:
         hint = "when no older version runs any more: coterie migrate --apply --phase post"
-        yield Finding("schema", f"{_counted(len(pending), 'migration')} to be applied after the deploy", "warn", hint)
+        yield Finding("schema", f"{plural(len(pending), 'migration')} to be applied after the deploy", "warn", hint)
     if server.most and server.taken is not None and server.taken >= _FULL * server.most:
         hint = "raise max_connections, lower COTERIE_POOL_SIZE, or put a pooler in session mode before it"
         yield Finding("connections", f"{server.taken} of {server.most} are taken", "warn", hint)
@@ -106,7 +107,7 @@ def clocks(rows: Sequence[RunnerRow], replies: Mapping[str, LocalFacts | None]) 
         yield Finding("clock", says, "bad", f"let NTP set the clock of {worst}, or of the database")
     else:
         most_ms = max(1, round(abs(offsets[worst]) * 1000))
-        yield Finding("clock", f"{_counted(len(offsets), 'runner')} within {most_ms} ms of the database")
+        yield Finding("clock", f"{plural(len(offsets), 'runner')} within {most_ms} ms of the database")
 
 
 def runners(rows: Sequence[RunnerRow], replies: Mapping[str, LocalFacts | None]) -> Iterator[Finding]:
@@ -225,10 +226,6 @@ def _problem(address: str) -> str | None:
     return None
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
 def unreadable(replies: Mapping[str, LocalFacts | None]) -> list[Finding]:
     """The rows that a runner, or this command itself, could not read."""
     theirs = (row for facts in replies.values() if facts is not None for row in facts.unreadable)
@@ -314,21 +311,13 @@ class Examination:
 
     async def _database(self, settings: Settings) -> bool:
         """Check the database itself; returns whether a program of this version can work with its contents."""
-        from coterie.kernel.clock import SystemClock
-        from coterie.kernel.ids import new_incarnation
-        from coterie.kernel.random import Random
-        from coterie.storage.engines import file_of, open_storage
-
-        file, chance = file_of(settings), Random()
+        file = file_of(settings)
         if file is not None and not file.exists():
             self._is_nobody_there = True
             hint = "coterie run starts one; --url or COTERIE_URL names another database"
             self.findings.append(Finding("database", f"there is no cluster at {file}", "bad", hint))
             return False
-        storage = open_storage(
-            settings, incarnation=new_incarnation(chance), clock=SystemClock(), chance=chance, check_schema=False
-        )
-        async with storage:
+        async with storage_for(settings) as storage:
             applied, pending = await storage.schema.applied(), await storage.schema.pending()
             server = await storage.inspection.server()
         self.findings += database(server, applied, pending)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coterie.cli.client import WRONG, Noun, client_command, confirmable, confirmed, fields, page, refuse
-from coterie.cli.output import as_json, echo, lasting, plain, safe
+from coterie.cli.output import as_json, echo, lasting, plain, plural, safe
 from coterie.entities.calls.by_name_client import ActiveEntity, CallsByName
 from coterie.kernel.ids import EntityAddress
 from coterie.observe import details
@@ -125,7 +125,7 @@ async def reset(ctx: ClientCommand, entity: str, *, yes: bool, dry_run: bool) ->
     pending = await ctx.here.storage.messages.count(_of(address, "pending"), most=_COUNTED_MOST)
     if not dead and not pending:
         refuse(f"{address} has no messages that wait or are dead", hint="coterie messages list shows which have some")
-    many = f"{dead:,} dead message{'' if dead == 1 else 's'}"
+    many = plural(dead, "dead message")
     what = f"{many} of {address} will run again, and what waits for another attempt will not wait; state stays"
     if not confirmed(what, "reset it?", yes=yes, dry_run=dry_run):
         return
@@ -199,7 +199,5 @@ def _mailbox(life: ActiveEntity) -> str:
 def _state_text(state: dict[str, Any] | None) -> str:
     if state is None:
         return "none saved"
-    saves = f"{state['saves']:,} save{'' if state['saves'] == 1 else 's'}"
-    return (
-        f"{as_json(state['value'])}  (v{state['version']}, {state['bytes']:,} bytes, {saves}, epoch {state['epoch']})"
-    )
+    facts = f"v{state['version']}, {state['bytes']:,} bytes, {plural(state['saves'], 'save')}, epoch {state['epoch']}"
+    return f"{as_json(state['value'])}  ({facts})"

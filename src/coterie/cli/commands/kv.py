@@ -41,7 +41,7 @@ async def get(ctx: ClientCommand, key: str) -> None:
     value = await _value(ctx, key)
     if value is None:
         _missing(key)
-    ctx.answer({"key": key, "value": value}, lambda: _json(value))
+    ctx.answer({"key": key, "value": value}, lambda: as_json(value))
 
 
 @command.command("set")
@@ -62,9 +62,9 @@ async def set_one(ctx: ClientCommand, key: str, value: str, *, ttl: str | None, 
     if given is None:
         refuse("null is no value", hint=f"coterie kv remove {key} removes the key", code=WRONG)
     before = await _value(ctx, key)
-    was = "it does not exist yet" if before is None else f"it is {_json(before)} now"
+    was = "it does not exist yet" if before is None else f"it is {as_json(before)} now"
     expires = "" if ttl is None else f" for {ttl}"
-    if not confirmed(f"{key} will be {_json(given)}{expires}; {was}", "set it?", yes=yes, dry_run=dry_run):
+    if not confirmed(f"{key} will be {as_json(given)}{expires}; {was}", "set it?", yes=yes, dry_run=dry_run):
         return
     with refusing():
         await ctx.cluster.kv.set(key, given, ttl=ttl)
@@ -86,7 +86,7 @@ async def remove(ctx: ClientCommand, key: str, *, yes: bool, dry_run: bool) -> N
     before = await _value(ctx, key)
     if before is None:
         _missing(key)
-    if not confirmed(f"{key} will be removed; it is {_json(before)} now", "remove it?", yes=yes, dry_run=dry_run):
+    if not confirmed(f"{key} will be removed; it is {as_json(before)} now", "remove it?", yes=yes, dry_run=dry_run):
         return
     with refusing():
         removed = await ctx.cluster.kv.remove(key)
@@ -112,7 +112,7 @@ async def list_some(ctx: ClientCommand, prefix: str, *, limit: int) -> None:
         found.append((prefix + key, value))
         if next(numbers) == limit:
             break
-    rows = [(key, _cut(ctx, _json(value))) for key, value in found]
+    rows = [(key, _cut(ctx, as_json(value))) for key, value in found]
     shown = (
         ctx.screen.table(("KEY", "VALUE"), rows) if rows else f'no keys begin with "{prefix}"' if prefix else "no keys"
     )
@@ -130,17 +130,13 @@ def _missing(key: str) -> NoReturn:
     refuse(f"there is no key {key}", hint="coterie kv list shows all keys")
 
 
-def _json(value: Any) -> str:
-    return as_json(value)
-
-
 def _lines(*lines: str) -> str:
     return "\n".join(safe(line, keep="") for line in lines)
 
 
 def _set(key: str, value: Any) -> str:
     """The command that sets a key."""
-    return f"coterie kv set {shlex.quote(key)} {shlex.quote(_json(value))}"
+    return f"coterie kv set {shlex.quote(key)} {shlex.quote(as_json(value))}"
 
 
 def _cut(ctx: ClientCommand, text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from collections import Counter
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,7 @@ import click
 
 from coterie.cli.client import NO, WRONG, Noun, client_command, confirmable, confirmed, one_line, refuse
 from coterie.cli.commands.entities import counted_of
-from coterie.cli.output import as_json, echo, lasting, plain
+from coterie.cli.output import as_json, echo, lasting, plain, plural
 from coterie.cli.progress import ProgressLine
 from coterie.entities.calls.by_name_client import CallsByName
 from coterie.kernel.durations import to_seconds
@@ -210,12 +211,11 @@ def _remark(screen: Screen, message: MessageInfo, chosen: ChosenMessages) -> str
 
 def shown(screen: Screen, message: MessageInfo, view: ClusterSnapshot, *, state: State, now: datetime) -> str:
     """All about one message."""
-    times = "attempt" if message.attempts == 1 else "attempts"
-    after = f" after {message.attempts} {times}" if message.attempts else ""
+    after = f" after {plural(message.attempts, 'attempt')}" if message.attempts else ""
     lines = [
         screen.headed(f"{message.entity}.{message.method}", f"{screen.glyph(_GLYPHS[state])} {state}{after}"),
         _pair("key", message.key or "-", "shard", _held(message.shard, view)),
-        _pair("payload", _json(message.payload)),
+        _pair("payload", as_json(message.payload)),
         _pair("sent", screen.time(message.sent_at, now), "trace", message.trace_id or "-"),
     ]
     if state == "scheduled":
@@ -225,7 +225,7 @@ def shown(screen: Screen, message: MessageInfo, view: ClusterSnapshot, *, state:
     if message.failure is not None:
         lines.append(_pair("raised", message.failure))
     elif state == "done":
-        lines.append(_pair("reply", _json(message.reply)))
+        lines.append(_pair("reply", as_json(message.reply)))
     parts = ["\n".join(lines)]
     if message.errors:
         rows = [(str(each.number), screen.time(each.at, now), one_line(each.error)) for each in message.errors]
@@ -246,10 +246,6 @@ def _held(shard: str, view: ClusterSnapshot) -> str:
 
 def _pair(name: str, value: str, other: str = "", about: str = "") -> str:
     return f"{name:<12}{value:<{_LEFT}}  {other}  {about}" if other else f"{name:<12}{value}"
-
-
-def _json(value: Any) -> str:
-    return as_json(value)
 
 
 _RETRY_MOST = 10_000
@@ -285,10 +281,7 @@ async def list_some(ctx: ClientCommand, *, state: str | None, text: str, limit: 
     chosen = parse(text, state=state)
     found = await choose(ctx.here, chosen, limit=limit, after=after)
     warn_of_silent_runners(found)
-    ctx.show(
-        [outlined(each, found) for each in found.messages],
-        lambda: table(ctx.screen, found),
-    )
+    ctx.show([outlined(each, found) for each in found.messages], lambda: table(ctx.screen, found))
     if len(found.messages) == limit:
         which = f' --filter "{chosen}"' if str(chosen) else ""
         echo(f"more: coterie messages list{which} --after {found.messages[-1].id}", err=True)
@@ -309,10 +302,7 @@ async def show(ctx: ClientCommand, id: str) -> None:
     running = {} if at_work is None else at_work.messages
     now, view = await ctx.here.storage.now(), await ctx.here.storage.view()
     state = state_of(message, now=now, running=running)
-    ctx.show(
-        {**plain(message), "state": state},
-        lambda: shown(ctx.screen, message, view, state=state, now=now),
-    )
+    ctx.show({**plain(message), "state": state}, lambda: shown(ctx.screen, message, view, state=state, now=now))
 
 
 @command.command()
@@ -332,8 +322,7 @@ async def retry(ctx: ClientCommand, ids: tuple[str, ...], *, text: str, yes: boo
     dead = await _named(ctx, ids) if ids else await _filtered(ctx, text)
     if not dead:
         refuse("no dead message matches", hint="coterie messages list --state dead shows all of them")
-    count = "1 dead message" if len(dead) == 1 else f"{len(dead):,} dead messages"
-    what = f"{count} will run again now, with all attempts: {_summed(dead)}"
+    what = f"{plural(len(dead), 'dead message')} will run again now, with all attempts: {_summed(dead)}"
     if not confirmed(what, "run them again?", yes=yes, dry_run=dry_run):
         return None
     retried = 0
@@ -372,8 +361,7 @@ async def purge_some(ctx: ClientCommand, *, text: str, yes: bool, dry_run: bool)
     if not confirmed(f"{purge.counted} and would be deleted", "delete them?", yes=yes, dry_run=dry_run):
         return
     gone, took = await purge.run()
-    many = f"{gone:,} {chosen.state} message{'' if gone == 1 else 's'}"
-    text = f"purged   {many}   {took}. This cannot be undone"
+    text = f"purged   {plural(gone, f'{chosen.state} message')}   {took}. This cannot be undone"
     ctx.answer({"purged": gone, "filter": str(chosen)}, text)
 
 
@@ -395,10 +383,5 @@ async def _filtered(ctx: ClientCommand, text: str) -> list[MessageInfo]:
 
 def _summed(messages: list[MessageInfo]) -> str:
     """`Account.charge 400, Report.build 2`."""
-    counts: dict[str, int] = {}
-    for each in messages:
-        name = f"{each.entity.partition('/')[0]}.{each.method}"
-        counts[name] = counts.get(name, 0) + 1
-    return ", ".join(
-        f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    )
+    counts = Counter(sorted(f"{each.entity.partition('/')[0]}.{each.method}" for each in messages))
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common())

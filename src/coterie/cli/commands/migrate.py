@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import common, settings_for
-from coterie.cli.output import echo, lasting
+from coterie.cli.client import common, settings_for, storage_for
+from coterie.cli.output import echo, lasting, plural
 from coterie.cli.progress import ProgressLine
-from coterie.kernel.clock import SystemClock
-from coterie.kernel.ids import new_incarnation
-from coterie.kernel.random import Random
-from coterie.storage.engines import open_storage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +42,7 @@ def command(act: str, phase: Phase | None, url: str | None, as_json: bool) -> No
 
 
 async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json: bool) -> None:
-    chance = Random()
-    storage = open_storage(
-        settings, incarnation=new_incarnation(chance), clock=SystemClock(), chance=chance, check_schema=False
-    )
-    async with storage:
+    async with storage_for(settings) as storage:
         applied = await storage.schema.applied()
         wanted = phase or ("pre" if applied else None)
         pending = await storage.schema.pending(wanted)
@@ -97,6 +89,6 @@ def _as_text(
     if not steps:
         return f"schema {before} of {storage.address} is current"
     word = "migrated" if act == "apply" else "would migrate"
-    count = f"{len(steps)} step{'' if len(steps) == 1 else 's'}" + (f", {lasting(took_s)}" if act == "apply" else "")
+    count = plural(len(steps), "step") + (f", {lasting(took_s)}" if act == "apply" else "")
     lines = [f"  {step}" for step in steps]
     return "\n".join([f"{word}  {before} → {_number(steps)}   {count}   {storage.address}", *lines])

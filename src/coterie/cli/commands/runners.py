@@ -21,7 +21,7 @@ from coterie.cli.client import (
     refuse,
     sampled,
 )
-from coterie.cli.output import lasting
+from coterie.cli.output import lasting, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +92,7 @@ async def drain(ctx: ClientCommand, runner: str, *, yes: bool, dry_run: bool) ->
     lines, _ = await page(ctx, "runners")
     line = _one(lines, runner)
     others = sum(each.state == "ready" and each.id != line.id for each in lines)
-    to = f"to {others} other{'' if others == 1 else 's'}" if others else "with no other runner ready to take over"
+    to = f"to {plural(others, 'other')}" if others else "with no other runner ready to take over"
     what = f"{line.name} will release {_holdings(line)} {to}, and take nothing until it is started again."
     if not confirmed(what, "drain it?", yes=yes, dry_run=dry_run):
         return
@@ -170,7 +170,7 @@ def _one(lines: Sequence[RunnerLine], wanted: str) -> RunnerLine:
 def _holdings(line: RunnerLine) -> str:
     """`34 shards, 1 singleton and 2 crons`."""
     counts = ((line.shards, "shard"), (len(line.leads), "singleton"), (len(line.crons), "cron"))
-    parts = [f"{count:,} {word}{'' if count == 1 else 's'}" for count, word in counts if count]
+    parts = [plural(count, word) for count, word in counts if count]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "nothing"
 
 

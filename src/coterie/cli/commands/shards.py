@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.client import NO, YES, Noun, client_command, fields, refuse, view_reader
-from coterie.cli.output import lasting, plain
+from coterie.cli.output import lasting, plain, plural
 from coterie.kernel.ids import ShardId
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def drawn(screen: Screen, shards: Shards) -> str:
 
 def _group(screen: Screen, group: ShardGroup, shards: Shards) -> str:
     legend = "  ".join(f"{screen.glyph(glyph)} {word}" for word, glyph in _GLYPHS.items())
-    runners = "1 runner" if len(group.runners) == 1 else f"{len(group.runners)} runners"
-    head = f"group {group.group}, {group.shards:,} shards, {runners}"
+    head = f"group {group.group}, {group.shards:,} shards, {plural(len(group.runners), 'runner')}"
     mine = [each for each in shards.shards if each.group == group.group]
     owners: list[str | None] = [*group.runners, *([None] if group.owned < group.shards else [])]
     wide = max(len(owner or "no owner") for owner in owners) if owners else 0

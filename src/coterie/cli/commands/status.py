@@ -9,7 +9,7 @@ import click
 from coterie.cli.client import NO, YES, client_command, counted, quick, sampled
 from coterie.cli.commands.cron import table as cron_table
 from coterie.cli.commands.singletons import table as singleton_table
-from coterie.cli.output import Screen, plain, safe
+from coterie.cli.output import Screen, plain, plural, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,5 +101,4 @@ def _traffic(overview: Overview) -> str:
 def _dead(overview: Overview) -> str:
     if not overview.dead:
         return ""
-    messages = "1 dead message" if overview.dead == 1 else f"{counted(overview.dead)} dead messages"
-    return f"{messages}: coterie messages list --state dead"
+    return f"{plural(overview.dead, 'dead message')}: coterie messages list --state dead"

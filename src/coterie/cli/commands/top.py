@@ -17,7 +17,7 @@ import click
 from coterie.cli.client import WRONG, YES, client_command, counted, quick, refuse, view_reader
 from coterie.cli.commands import cron, runners, shards, singletons
 from coterie.cli.commands.status import standing
-from coterie.cli.output import as_json, echo, lasting, pressed_keys, safe
+from coterie.cli.output import as_json, echo, lasting, plural, pressed_keys, safe
 from coterie.errors import CoterieError
 
 if TYPE_CHECKING:
@@ -103,9 +103,8 @@ def frame(panel: Panel, view: View, *, name: str, age_s: float, problem: str, sc
         screen: What the terminal can show.
     """
     overview: Overview = view.data["overview"]
-    how_many = f"{overview.runners} runner{'' if overview.runners == 1 else 's'}"
     owned = f"{overview.owned_shards}/{overview.shards} shards"
-    left = f"{name} · {how_many} · {owned} · {standing(overview, screen)}"
+    left = f"{name} · {plural(overview.runners, 'runner')} · {owned} · {standing(overview, screen)}"
     lines = [
         screen.headed("coterie top", KEYS),
         screen.headed(left, _freshness(panel, age_s, problem)),

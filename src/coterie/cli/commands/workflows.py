@@ -18,7 +18,7 @@ from coterie.cli.client import (
     read_json,
     refuse,
 )
-from coterie.cli.output import as_json, lasting, plain, safe
+from coterie.cli.output import as_json, lasting, plain, plural, safe
 from coterie.durable import failure
 from coterie.observe.details import decoded, step, token
 from coterie.storage.contracts.units import UnitStatus
@@ -101,7 +101,7 @@ async def interrupt(ctx: ClientCommand, run: str, *, yes: bool, dry_run: bool) -
       coterie workflows interrupt checkout/order-7 --yes
     """
     row = await _going_on(ctx, run)
-    done = f"{row.steps} step{'' if row.steps == 1 else 's'} done"
+    done = f"{plural(row.steps, 'step')} done"
     what = f"{row.name}/{row.id} ({row.status}, {done}) will be interrupted, and undo what it has done"
     if not confirmed(what, "interrupt it?", yes=yes, dry_run=dry_run):
         return

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from coterie.cli.demo.cluster_view import IMPORTER, moved
-from coterie.cli.output import lasting
+from coterie.cli.output import lasting, plural
+from coterie.kernel.clock import steady_s
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +27,7 @@ _CUT_S = 5.0
 async def kill(demo: Demo) -> DepositCount:
     """SIGKILL the leader; it is restarted when another runner leads."""
     leader, lead, before = await _leader(demo)
-    began_s = _now_s()
+    began_s = steady_s()
     await leader.kill()
     demo.log(f"killed {leader.name} (SIGKILL)")
     count = await _taken_over(demo, lead, before, began_s, without=leader)
@@ -37,7 +38,7 @@ async def kill(demo: Demo) -> DepositCount:
 async def freeze(demo: Demo) -> DepositCount:
     """SIGSTOP the leader; it is resumed when another runner leads."""
     leader, lead, before = await _leader(demo)
-    began_s = _now_s()
+    began_s = steady_s()
     leader.freeze()
     demo.log(f"froze {leader.name} (SIGSTOP): it looks like a slow one until its lease has expired")
     count = await _taken_over(demo, lead, before, began_s, without=leader)
@@ -50,7 +51,7 @@ async def freeze(demo: Demo) -> DepositCount:
 async def cut(demo: Demo) -> DepositCount:
     """Cut the leader's network: on PostgreSQL from its database, on SQLite from the other runners."""
     leader, lead, before = await _leader(demo)
-    began_s = _now_s()
+    began_s = steady_s()
     leader.cut()
     if demo.is_file:
         demo.log(
@@ -72,33 +73,33 @@ async def add(demo: Demo) -> DepositCount:
     if not demo.has_room:
         demo.log("no more runners: this is a demo, and they share one machine")
         return await demo.ledger.check()
-    before, began_s = await demo.view.shards(), _now_s()
+    before, began_s = await demo.view.shards(), steady_s()
     new = await demo.add_runner()
     demo.log(f"{new.name} joined")
     after = await demo.view.settled(demo.names())
-    return await _moved(demo, before, after, took_s=_now_s() - began_s)
+    return await _moved(demo, before, after, took_s=steady_s() - began_s)
 
 
 async def deploy(demo: Demo) -> DepositCount:
     """Stop all runners gracefully and restart them, one after the other."""
-    lead, before, began_s = await demo.view.lead(), await demo.view.shards(), _now_s()
+    lead, before, began_s = await demo.view.lead(), await demo.view.shards(), steady_s()
     demo.ledger.slowest_s = 0.0
     for runner in demo.living():
-        left_s = _now_s()
+        left_s = steady_s()
         code = await runner.stop()
         how = "left cleanly" if code == 0 else f"left with exit code {code}"
-        took = lasting(_now_s() - left_s)
+        took = lasting(steady_s() - left_s)
         await runner.start()
         demo.log(f"{runner.name} {how} in {took} and runs again")
         demo.is_clean = demo.is_clean and code == 0
     after = await demo.view.settled(demo.names())
     last = await demo.view.lead()
-    handovers = "1 handover" if last.epoch - lead.epoch == 1 else f"{last.epoch - lead.epoch} handovers"
+    handovers = plural(last.epoch - lead.epoch, "handover")
     demo.log(
         f"★ {IMPORTER} leads on {last.runner}, epoch {last.epoch}, after {handovers};"
         f" the slowest deposit took {lasting(demo.ledger.slowest_s)}"
     )
-    return await _moved(demo, before, after, took_s=_now_s() - began_s)
+    return await _moved(demo, before, after, took_s=steady_s() - began_s)
 
 
 ACTS: Mapping[str, Act] = {"k": kill, "f": freeze, "p": cut, "a": add, "d": deploy}
@@ -116,7 +117,7 @@ async def _taken_over(
     demo: Demo, lead: Lead, before: Mapping[ShardId, str | None], began_s: float, *, without: DemoRunner
 ) -> DepositCount:
     now = await demo.view.lead(after_epoch=lead.epoch)
-    took = lasting(_now_s() - began_s)
+    took = lasting(steady_s() - began_s)
     text = f"★ {IMPORTER} leads on {now.runner}, epoch {now.epoch}, continues after row {now.after:,}"
     demo.log(f"{text:<64}  took {took}")
     after = await demo.view.settled([name for name in demo.names() if name != without.name])
@@ -166,7 +167,3 @@ async def _is_gone(runner: DemoRunner) -> bool:
 
 def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

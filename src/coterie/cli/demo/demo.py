@@ -16,7 +16,7 @@ from coterie.cli.demo.program import Account
 from coterie.cli.demo.runners import NAME, DemoRunner
 from coterie.cli.output import Screen, echo, lasting, pressed_keys
 from coterie.cluster import Cluster
-from coterie.kernel.clock import SystemClock, to_datetime
+from coterie.kernel.clock import SystemClock, steady_s, to_datetime
 from coterie.kernel.random import Random
 from coterie.settings.secret import redacted_url
 
@@ -98,7 +98,7 @@ class Demo:
 
 async def demo(url: str | None, *, script: bool) -> int:
     """Run it; returns the exit code: 0 if nothing was lost or doubled."""
-    began_s = _now_s()
+    began_s = steady_s()
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in one"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # else a frozen runner would stay frozen
@@ -112,7 +112,7 @@ async def demo(url: str | None, *, script: bool) -> int:
     async with cluster.connect():
         demo = Demo(cluster, place, run=f"{Random().between(0, 1):.8f}"[2:])
         done = "created" if is_new else "found, with what is in it" if url is None else "is ready"
-        _tick(demo, "database", f"{shown} {done}", _now_s() - began_s)
+        _tick(demo, "database", f"{shown} {done}", steady_s() - began_s)
         async with _opened(demo):
             _introduce(demo, made=made)
             lead, rows = await demo.view.lead(), await demo.view.rows()
@@ -128,13 +128,13 @@ async def demo(url: str | None, *, script: bool) -> int:
 async def _opened(demo: Demo) -> AsyncIterator[None]:
     """Runners and load, until the block ends; then none of them runs any more."""
     try:
-        began_s = _now_s()
+        began_s = steady_s()
         await asyncio.gather(*(demo.add_runner() for _ in range(_RUNNERS)))
-        joined_s = _now_s()
+        joined_s = steady_s()
         _tick(demo, "runners", f"{'  '.join(demo.names())} joined", joined_s - began_s)
         share = Counter((await demo.view.settled(demo.names())).values())
         shares = " / ".join(str(share[name]) for name in demo.names())
-        _tick(demo, "shards", f"{share.total()} shards owned: {shares}", _now_s() - joined_s)
+        _tick(demo, "shards", f"{share.total()} shards owned: {shares}", steady_s() - joined_s)
         demo.ledger.start()
         _tick(demo, "work", f'{ACCOUNTS:,} accounts, singleton "{IMPORTER}", cron "heartbeat" every 10s')
         yield
@@ -207,7 +207,3 @@ def _verdict(demo: Demo, counts: list[DepositCount], file: str | None) -> int:
 def _tick(demo: Demo, what: str, text: str, took_s: float | None = None) -> None:
     took = "" if took_s is None else lasting(took_s)
     echo(f"  {demo.screen.glyph('good')} {what:<9}  {text:<60}  {took}".rstrip())
-
-
-def _now_s() -> float:
-    return SystemClock().steady_ns() / 1e9

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.cli.demo.program import Account
+from coterie.cli.output import plural
 from coterie.errors import CoterieError
 from coterie.kernel.service import Tasks
 
@@ -43,8 +44,7 @@ class DepositCount(NamedTuple):
 
     def __str__(self) -> str:
         silent = f", {self.unanswered} without an answer" if self.unanswered else ""
-        lost = "1 message lost" if self.lost == 1 else f"{self.lost} messages lost"
-        return f"{lost}, {self.doubled} doubled{silent}"
+        return f"{plural(self.lost, 'message')} lost, {self.doubled} doubled{silent}"
 
 
 class DepositLoad:

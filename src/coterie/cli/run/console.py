@@ -8,17 +8,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from coterie.cli.output import instant, lasting, safe
-from coterie.cli.run.events import (
-    LeadershipBegan,
-    LeadershipEnded,
-    ProgramLoaded,
-    RunnerDraining,
-    RunnerJoined,
-    RunnerLeft,
-    ShardsOwned,
-    Waits,
-)
-from coterie.kernel.clock import SystemClock, to_datetime
+from coterie.cli.run import events
+from coterie.kernel.clock import SystemClock, steady_s, to_datetime
 from coterie.observe.logs import JsonLine, TextLine
 
 if TYPE_CHECKING:
@@ -48,8 +39,8 @@ class Console:
         self._is_terminal = sys.stderr.isatty()
         self._star = "★" if (sys.stderr.encoding or "").lower().replace("-", "") == "utf8" else "*"
         self._has_announced = False
-        self._drains: dict[str, RunnerDraining] = {}
-        self._lefts: dict[str, RunnerLeft] = {}
+        self._drains: dict[str, events.RunnerDraining] = {}
+        self._lefts: dict[str, events.RunnerLeft] = {}
         self._is_draining = False
         self._open = False  # whether a line is shown that may be redrawn
         self._next_s = 0.0
@@ -58,28 +49,28 @@ class Console:
     def on_event(self, event: Event) -> None:
         """Print an event for people."""
         match event:
-            case Waits():
+            case events.Waits():
                 self._say_waiting(event)
-            case ProgramLoaded():
+            case events.ProgramLoaded():
                 self._as_json = event.log_format == "json"
                 self._announce(event)
-            case RunnerJoined():
+            case events.RunnerJoined():
                 at = f", {event.served}" if event.served and self._workers else ""
                 self.line(f"joined, {event.shards} shards owned{at}", who=event.runner)
-            case ShardsOwned():
+            case events.ShardsOwned():
                 if not self._is_draining:
                     self.line(f"{event.shards} shards owned", who=event.runner)
-            case LeadershipBegan():
+            case events.LeadershipBegan():
                 self.line(f"{self._star} {event.singleton}: leader, epoch {event.epoch}", who=event.runner)
-            case LeadershipEnded():
+            case events.LeadershipEnded():
                 if not self._is_draining:
                     self.line(f"{event.singleton}: no longer leader", who=event.runner)
-            case RunnerDraining():
+            case events.RunnerDraining():
                 self._drains[event.runner] = event
                 if not self._workers:
                     self.begin_drain(event.left_s)
                 self._show_drain()
-            case RunnerLeft():
+            case events.RunnerLeft():
                 self._lefts[event.runner] = event
                 self._drains[event.runner] = _over(event)
                 if not self._workers:
@@ -94,15 +85,15 @@ class Console:
         name = f"{who}  " if who and self._workers else ""
         print(f"{self._time()}  {safe(name + text)}", file=sys.stderr, flush=True)
 
-    def _say_waiting(self, event: Waits) -> None:
+    def _say_waiting(self, event: events.Waits) -> None:
         """Workers wait for the same database: only the first event is printed."""
-        if _now_s() < self._waiting_s:
+        if steady_s() < self._waiting_s:
             return
-        self._waiting_s = _now_s() + _SAID_EVERY_S
+        self._waiting_s = steady_s() + _SAID_EVERY_S
         how = f"still waiting after {lasting(event.waited_s)}" if event.waited_s >= 1 else "waiting for it"
         self.line(f"! {event.problem}: {how} (--no-wait refuses instead)")
 
-    def _announce(self, found: ProgramLoaded) -> None:
+    def _announce(self, found: events.ProgramLoaded) -> None:
         if self._has_announced:
             return
         self._has_announced = True
@@ -120,7 +111,7 @@ class Console:
         if self._is_draining:
             return
         self._is_draining = True
-        self._next_s = _now_s() + (0.0 if self._is_terminal else _SAID_EVERY_S)
+        self._next_s = steady_s() + (0.0 if self._is_terminal else _SAID_EVERY_S)
         text = f"draining (limit {lasting(limit_s)}; press again to stop at once)"
         if self._is_terminal and not self._as_json:
             print(f"  {text}", file=sys.stderr, flush=True)  # behind the ^C that the terminal shows
@@ -135,9 +126,9 @@ class Console:
         self._drains, self._lefts = {}, {}
 
     def _show_drain(self) -> None:
-        if not self._is_draining or _now_s() < self._next_s:
+        if not self._is_draining or steady_s() < self._next_s:
             return
-        self._next_s = _now_s() + (0.0 if self._is_terminal else _SAID_EVERY_S)
+        self._next_s = steady_s() + (0.0 if self._is_terminal else _SAID_EVERY_S)
         if any(each.given or each.calls for each in self._drains.values()):
             self._put(drain_line(list(self._drains.values())))
 
@@ -185,7 +176,7 @@ def log_to_console(console: Console) -> None:
         log.addHandler(ConsoleOptions(console))
 
 
-def announcement(found: ProgramLoaded, *, workers: int = 0) -> list[str]:
+def announcement(found: events.ProgramLoaded, *, workers: int = 0) -> list[str]:
     """The program, its definitions and its settings, printed before anything happens."""
     who = f"{workers} workers" if workers > 1 else f"runner {found.runner}"
     served = "off" if found.served is None else f"{found.served}/" if found.has_page else f"{found.served}/health"
@@ -203,7 +194,7 @@ def announcement(found: ProgramLoaded, *, workers: int = 0) -> list[str]:
     return [head, "", *lines, f"  {'tip':<11}{tip}"]
 
 
-def drain_line(drains: Sequence[RunnerDraining]) -> str:
+def drain_line(drains: Sequence[events.RunnerDraining]) -> str:
     """The progress of all drains."""
     calls = sum(each.calls for each in drains)
     oldest_s = max((each.oldest_s for each in drains), default=0.0)
@@ -213,7 +204,7 @@ def drain_line(drains: Sequence[RunnerDraining]) -> str:
     return f"readiness is off · {given} of {shards} shards handed over · {flight} · {left_s:.0f}s left"
 
 
-def left_line(lefts: Sequence[RunnerLeft], took_s: float, *, failed: Sequence[str] = ()) -> str:
+def left_line(lefts: Sequence[events.RunnerLeft], took_s: float, *, failed: Sequence[str] = ()) -> str:
     """The results of all drains."""
     given, shards = sum(each.given for each in lefts), sum(each.shards for each in lefts)
     returned = sum(each.returned for each in lefts)
@@ -230,13 +221,11 @@ def _as_json(text: str, who: str) -> str:
     return JsonLine(who).format(record)
 
 
-def _over(left: RunnerLeft) -> RunnerDraining:
-    return RunnerDraining(runner=left.runner, shards=left.shards, given=left.given, calls=0, oldest_s=0.0, left_s=0.0)
+def _over(left: events.RunnerLeft) -> events.RunnerDraining:
+    return events.RunnerDraining(
+        runner=left.runner, shards=left.shards, given=left.given, calls=0, oldest_s=0.0, left_s=0.0
+    )
 
 
 def _now() -> datetime:
     return to_datetime(SystemClock().wall_ns())
-
-
-def _now_s() -> float:
-    return SystemClock().steady_ns() / 1e9

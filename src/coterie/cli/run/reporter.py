@@ -8,17 +8,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from coterie.cli.run.events import (
-    LeadershipBegan,
-    LeadershipEnded,
-    ProgramLoaded,
-    RunnerDraining,
-    RunnerJoined,
-    RunnerLeft,
-    ShardsOwned,
-    Waits,
-    encode,
-)
+from coterie.cli.run import events
 from coterie.errors import CoterieError
 from coterie.kernel.ids import Seat
 from coterie.settings.secret import redacted_url
@@ -54,14 +44,14 @@ class Reporter:
 
     def waits(self, runner: Runner, problem: str, waited_s: float) -> None:
         """It cannot start yet."""
-        self._report(Waits(runner=runner.name, problem=problem, waited_s=waited_s))
+        self._report(events.Waits(runner=runner.name, problem=problem, waited_s=waited_s))
 
     def announce(self, runner: Runner, beside: SideService | None) -> None:
         """It is registered."""
         settings = runner.settings
         self._served = None if beside is None else beside.url
         self._report(
-            ProgramLoaded(
+            events.ProgramLoaded(
                 runner=runner.name,
                 cluster=settings.name,
                 app=self._loaded.shown,
@@ -81,7 +71,7 @@ class Reporter:
         with suppress(CoterieError):  # it is stopped before it was ready
             await runner.ready()
             shards = len(_shards(runner.seats))
-            self._report(RunnerJoined(runner=runner.name, shards=shards, served=self._served))
+            self._report(events.RunnerJoined(runner=runner.name, shards=shards, served=self._served))
             await self._report_shards(runner, shards)
 
     async def _report_shards(self, runner: Runner, reported: int) -> None:
@@ -90,13 +80,13 @@ class Reporter:
         while True:
             shards, leads = len(_shards(runner.seats)), _led(runner)
             if shards == before != reported:  # they have stopped moving
-                self._report(ShardsOwned(runner=runner.name, shards=shards))
+                self._report(events.ShardsOwned(runner=runner.name, shards=shards))
                 reported = shards
             for name in led.keys() - leads.keys():
-                self._report(LeadershipEnded(runner=runner.name, singleton=name))
+                self._report(events.LeadershipEnded(runner=runner.name, singleton=name))
             for name, epoch in leads.items():
                 if led.get(name) != epoch:
-                    self._report(LeadershipBegan(runner=runner.name, singleton=name, epoch=epoch))
+                    self._report(events.LeadershipBegan(runner=runner.name, singleton=name, epoch=epoch))
             before, led = shards, leads
             await asyncio.sleep(_LOOK_S)
 
@@ -109,7 +99,7 @@ class Reporter:
         shards = len(_shards(drain.held))
         calls, oldest_s = _in_flight(drain.runner)
         self._report(
-            RunnerDraining(
+            events.RunnerDraining(
                 runner=drain.runner.name,
                 shards=shards,
                 given=shards - len(_shards(drain.kept)),
@@ -125,7 +115,9 @@ class Reporter:
         returned = 0 if host is None or host.inbox is None else host.inbox.returned
         given = shards - len(_shards(drain.kept))
         self._report(
-            RunnerLeft(runner=drain.runner.name, shards=shards, given=given, took_s=drain.spent_s, returned=returned)
+            events.RunnerLeft(
+                runner=drain.runner.name, shards=shards, given=given, took_s=drain.spent_s, returned=returned
+            )
         )
 
 
@@ -175,7 +167,7 @@ class WorkerReporter(Reporter):
 
     def _send(self, event: Event) -> None:
         with suppress(OSError):  # the supervisor is gone, or does not read: lines of this size fit otherwise
-            self._line.sendall(encode(event))
+            self._line.sendall(events.encode(event))
 
 
 def counted(defined: Mapping[str, Sequence[str]]) -> str:

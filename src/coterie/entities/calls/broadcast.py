@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.entities.calls.wire import (
-    FAILED,
     MALFORMED,
     MARK,
     Broadcast,
@@ -192,9 +191,6 @@ class BroadcastCall(Work, eq=False):
     def reply(self, body: bytes) -> None:
         self._answer(BroadcastReply(self.entity_id, body))
 
-    def failed(self, failure: bytes) -> None:
-        self._answer(BroadcastReply(self.entity_id, FAILED + failure))
-
     def refuse(self, error: CoterieError) -> None:
         code, facts = pack_error(error)
         self._answer(BroadcastReply(self.entity_id, b"", code, facts))
@@ -202,17 +198,6 @@ class BroadcastCall(Work, eq=False):
     def not_mine(self) -> None:
         """It was deactivated meanwhile, and is no longer active here."""
         self._answer(None)
-
-    async def send(self, item: bytes) -> None:
-        """The caller's class has a plain method where ours has a stream."""
-        del item
-        self.end()
-        raise RunnerUnavailable(runner="", target=self.target, problem="it takes no stream", sent=False)
-
-    def end(self) -> None:
-        """Refused: see `send`."""
-        if not self.is_answered:
-            self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
     def _answer(self, reply: BroadcastReply | None) -> None:
         self.is_answered = True

@@ -122,14 +122,6 @@ _WITHIN_S = 1.0
 """The timeout of requests that a runner answers from memory."""
 
 
-class SentByName(NamedTuple):
-    """A call that was sent by name."""
-
-    message_id: str
-    persisted: bool
-    """Whether it is stored; otherwise a runner has accepted it, and it may be lost with that runner."""
-
-
 class EntityLocation(NamedTuple):
     """The active entities of all runners."""
 
@@ -206,7 +198,7 @@ class CallsByName:
         at: datetime | None = None,
         delay_s: float = 0.0,
         group: str | None = None,
-    ) -> SentByName:
+    ) -> Invoked:
         """Send a call without waiting for its result. See `call`."""
         asked = Invoke(
             entity_type=entity.type,
@@ -218,8 +210,7 @@ class CallsByName:
             at=at,
             delay_s=delay_s,
         )
-        answer = await self._invoke(asked, within_s=within_s, group=group)
-        return SentByName(answer.message_id, answer.persisted)
+        return await self._invoke(asked, within_s=within_s, group=group)
 
     async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> EntityLocation:
         """The active entities of a type on all runners, or one of them."""

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from coterie.client import Client
     from coterie.entities.calls.by_name_server import ByNameServer
     from coterie.entities.calls.router import RoutedShard
+    from coterie.entities.calls.wire import Chain
     from coterie.entities.definition import EntityType
     from coterie.entities.host.host import Host
-    from coterie.entities.host.work import Chain
     from coterie.entities.reference import Call, Stream
     from coterie.kernel.clock import Clock
     from coterie.kernel.random import Random

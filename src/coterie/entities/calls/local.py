@@ -31,9 +31,6 @@ class DetachedCall(Work, eq=False):
     def reply(self, body: bytes) -> None:
         """Discard the result."""
 
-    def failed(self, failure: bytes) -> None:
-        """Discard the error."""
-
     def refuse(self, error: CoterieError) -> None:
         self.trouble = error
 
@@ -76,25 +73,12 @@ class LocalCall(Work, eq=False):
         except asyncio.InvalidStateError:
             return  # its caller was cancelled, and has not run since
 
-    def failed(self, failure: bytes) -> None:
-        self.reply(FAILED + failure)
-
     def refuse(self, error: CoterieError) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
 
     def not_mine(self) -> None:
         self.reply(NOT_MINE)
-
-    async def send(self, item: bytes) -> None:
-        """The caller's class has a plain method where the runner's has a stream: another version is loaded here."""
-        del item
-        self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
-        raise _reader_gone(self)
-
-    def end(self) -> None:
-        """Refused in `send`, unless it had no items."""
-        self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
 
 async def call_nearby(host: Host, work: LocalCall) -> bytes:
@@ -115,7 +99,7 @@ class LocalStream(Work, eq=False):
     pipe: LocalPipe = LATER
 
     def reply(self, body: bytes) -> None:
-        """The reverse case of `LocalCall.send`."""
+        """The reverse case of `Work.send`."""
         del body
         self.refuse(MalformedMessage(what=self.target, problem="it is no stream, and was called as if it were one"))
 
@@ -133,7 +117,7 @@ class LocalStream(Work, eq=False):
     async def send(self, item: bytes) -> None:
         self.pipe.put(item)
         if not await self.pipe.wait_for_room():
-            raise _reader_gone(self)
+            raise RunnerUnavailable(runner="here", target=self.target, problem="the reader has left", sent=False)
 
     def end(self) -> None:
         self.pipe.finish(None)
@@ -205,7 +189,3 @@ class LocalPipe:
 def _wake(waiter: asyncio.Future[None] | None) -> None:
     if waiter is not None and not waiter.done():
         waiter.set_result(None)
-
-
-def _reader_gone(work: Work) -> RunnerUnavailable:
-    return RunnerUnavailable(runner="here", target=work.target, problem="the reader has left", sent=False)

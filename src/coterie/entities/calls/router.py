@@ -78,13 +78,14 @@ class RouterProcess(Protocol):
 class RoutedShard:
     """A shard with its owner as last looked up."""
 
-    __slots__ = ("id", "is_mine", "peer", "seat", "version")
+    __slots__ = ("epoch", "id", "is_mine", "peer", "seat", "version")
 
     def __init__(self, id: ShardId) -> None:
         self.id = id
         self.seat = Seat.shard(id)
         self.is_mine = False
         self.peer: PeerAddress | None = None
+        self.epoch = 0
         self.version = -1
 
 
@@ -139,6 +140,7 @@ class Router:
         shard.version = self.version
         shard.is_mine = owner is not None and owner.id == self._here.incarnation
         shard.peer = None if owner is None or shard.is_mine else peer_of(owner)
+        shard.epoch = self._directory.epoch(shard.seat)
 
     def name_of(self, runner: str) -> str:
         """The name of a runner."""

@@ -90,26 +90,12 @@ class RemoteCall(Work, eq=False):
         self.server.works.pop(request, None)
         request.reply(body)
 
-    def failed(self, failure: bytes) -> None:
-        self.reply(FAILED + failure)
-
     def refuse(self, error: CoterieError) -> None:
         self.server.works.pop(self.request, None)
         self.request.fail(*error.to_wire())
 
     def not_mine(self) -> None:
         self.reply(pack_not_mine(self.server.known(self.entity_type, self.entity_id)))
-
-    async def send(self, item: bytes) -> None:
-        """The caller's class has a plain method where ours has a stream: another version of the program."""
-        del item
-        self.end()
-        raise RunnerUnavailable(runner=self.request.peer, target=self.target, problem="it takes no stream", sent=False)
-
-    def end(self) -> None:
-        """Refused in `send`, unless it had no items."""
-        if self.request in self.server.works:
-            self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
 
 class RemoteStream(Work, eq=False):
@@ -119,7 +105,7 @@ class RemoteStream(Work, eq=False):
     server: CallServer = LATER
 
     def reply(self, body: bytes) -> None:
-        """The reverse case of `RemoteCall.send`."""
+        """The reverse case of `Work.send`."""
         del body
         self.refuse(MalformedMessage(what=self.target, problem="it is no stream, and was called as if it were one"))
 

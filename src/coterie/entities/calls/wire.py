@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from coterie.entities.host.work import Chain
 from coterie.entities.rpc import arguments_of, nearest
 from coterie.errors import CoterieError, MalformedMessage, MessageCancelled, RemoteError
 from coterie.kernel.serialization.codec import Codec
@@ -158,6 +157,8 @@ FAILED: Final = b"\xc1\x01"
 NOT_MINE: Final = b"\xc1\x02"
 LOOK: Final = b"\xc1\x03"
 
+Chain = tuple[tuple[str, str], ...]
+"""The callers that await a call, outermost first: address (`Account/alice`) and id of each message being handled."""
 Name = Annotated[str, Meta(min_length=1, max_length=1_000)]
 Depth = Annotated[Chain, Meta(max_length=1_000)]
 

@@ -15,8 +15,7 @@ from coterie.entities.host.defects import Defects
 from coterie.entities.host.dispatch import first_step
 from coterie.entities.host.resources import Resources
 from coterie.entities.host.work import handling
-from coterie.entities.persisted.commit import has_ended, ledger_of
-from coterie.entities.persisted.state import CommittedState, key_of
+from coterie.entities.persisted.commit import CommittedState, has_ended, key_of, ledger_of
 from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.errors import NotStarted, PersistenceError
 from coterie.kernel import metrics, spans

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from coterie.entities.host.work import handling
 from coterie.kernel.context import enter
@@ -30,18 +30,17 @@ from coterie.kernel.service import Tasks
 from coterie.work.limits import settled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
     from contextvars import Context
-
-    from coterie.entities.host.work import Work
-
-    Suspended = tuple[Work, Context, Coroutine[Any, Any, Any], Any]
-    from collections.abc import Mapping
 
     from coterie.entities.calls.server import RemoteCall, RemoteStream
     from coterie.entities.host.activation import Hosted
+    from coterie.entities.host.executor import HandlerExecutor
     from coterie.entities.host.host import Host
+    from coterie.entities.host.work import Work
     from coterie.entities.persisted.inbox import StoredCall
+
+    Suspended = tuple[Work, Context, Coroutine[Any, Any, Any], Any]
 
 
 _handle = handling.set
@@ -122,24 +121,6 @@ _BATCH = 100
 """Handlers that one task runs before it yields to the loop: about a millisecond, if none of them blocks."""
 
 
-class CallHandler(Protocol):
-    """Provides the handlers of calls and receives their outcomes."""
-
-    now_ns: int
-    """The steady clock, if it was read a moment ago: the end of one handler is the start of the next."""
-
-    def begin(self, work: Work) -> Coroutine[Any, Any, Any] | None:
-        """The coroutine to run for a call. Returns None if there is nothing left to run."""
-        ...
-
-    def waits(self, work: Work) -> None:
-        """The call is suspended: it has a task now, by which it can be cancelled."""
-        ...
-
-    def returned(self, work: Work, value: Any) -> None: ...
-    def raised(self, work: Work, error: BaseException) -> None: ...
-
-
 class CallQueue:
     """A queue of calls, and the tasks that run them.
 
@@ -148,8 +129,8 @@ class CallQueue:
         suspended handlers never share a task.
     """
 
-    def __init__(self, handles: CallHandler) -> None:
-        self._handles = handles
+    def __init__(self, handlers: HandlerExecutor) -> None:
+        self._handlers = handlers
         self._tasks = Tasks("entities")
         self.ready: deque[Work] = deque()
         self.spare: SpareTask | None = None
@@ -177,7 +158,7 @@ class CallQueue:
         self.spare = None
         work.task = spare.task
         spare.give((work, context, coroutine, waits_for))
-        self._handles.waits(work)
+        self._handlers.waits(work)
 
     def drop(self, spare: SpareTask) -> None:
         """Stop using a spare task."""
@@ -211,27 +192,27 @@ class CallQueue:
     def _run_ready(self, task: asyncio.Task[Any] | None) -> Suspended | None:
         """Run handlers to their ends, up to the first one that suspends."""
         assert task is not None, "only a task runs this"
-        ready, handles = self.ready, self._handles
-        handles.now_ns = 0
+        ready, handlers = self.ready, self._handlers
+        handlers.now_ns = 0
         for _ in range(_BATCH):
             if not ready or task.cancelling():  # cancelled by a handler that has ended: it must not reach the next one
                 return None
             work = ready.popleft()
-            coroutine = handles.begin(work)
+            coroutine = handlers.begin(work)
             if coroutine is None:
                 continue
             context = work.resident.shard.context.copy()
             try:
                 has_ended, value = context.run(first_step, work, coroutine)
             except BaseException as error:  # noqa: BLE001 a handler's errors are its own, SystemExit too
-                handles.raised(work, error)
+                handlers.raised(work, error)
                 raise_if_meant_for_us(error)
                 continue
             if has_ended:
-                handles.returned(work, value)
+                handlers.returned(work, value)
                 continue
             work.task = task
-            handles.waits(work)
+            handlers.waits(work)
             return work, context, coroutine, value
         return None
 
@@ -246,10 +227,10 @@ class CallQueue:
         try:
             value = await remaining_steps(context, coroutine, waits_for, cancelled)
         except BaseException as error:  # noqa: BLE001 cancellations too: they are meant for the handler
-            self._handles.raised(work, error)
+            self._handlers.raised(work, error)
             raise_if_meant_for_us(error)
         else:
-            self._handles.returned(work, value)
+            self._handlers.returned(work, value)
 
 
 def raise_if_meant_for_us(error: BaseException) -> None:

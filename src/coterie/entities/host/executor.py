@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from coterie.entities.calls.spans import handled
 from coterie.entities.host.activation import ActivationFailed, NotHeld, activate, activate_at_once
@@ -22,11 +22,11 @@ from coterie.work.limits import CLOSING_S, STUBBORN_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from coterie.entities.host.activation import HostCounts, Resident
-    from coterie.entities.host.responder import Responder
+    from coterie.entities.host.activation import Resident
+    from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
     from coterie.entities.persisted.inbox import StoredCall
-    from coterie.storage.contracts.messages import Message, MessageStore
+    from coterie.storage.contracts.messages import Message
 
 
 class SeatLost(Exception):
@@ -70,65 +70,31 @@ _TRUST_S = 0.05
 """How often to check whether calls may start again, while the runner has lost its session [M2]."""
 
 
-class ActivationLookup(Protocol):
-    """Decides about activations: the host."""
-
-    def became_idle(self, resident: Resident) -> None:
-        """No call of the entity runs or waits."""
-        ...
-
-    def defected(self, resident: Resident) -> None:
-        """One of its handlers raised an undeclared error. It still counts as running."""
-        ...
-
-    def not_activated(self, resident: Resident, cause: BaseException) -> None:
-        """It could not be activated."""
-        ...
-
-
 class HandlerExecutor:
     """Runs the handlers of all entities of a runner.
 
     Args:
-        lives: Receives the outcomes.
-        answers: Sends the replies to calls.
-        counts: Counts the calls.
-        rest: Called with an entity that becomes idle.
-        messages: Commits the effects of handlers; None for a probe.
+        host: The runner's entities.
         hand_over: Hands a message that a handler sent to its owner.
-        most_bytes: The limit of a stored reply or state.
-        steady_ns: The clock by which handlers are timed.
 
     Promise:
         An entity never runs more handlers at once than its concurrency. A call does not start after its deadline, and
         is cancelled at its deadline while it runs.
     """
 
-    def __init__(
-        self,
-        activations: ActivationLookup,
-        responder: Responder,
-        *,
-        counts: HostCounts,
-        on_idle: Callable[[Resident], None],
-        messages: MessageStore | None,
-        hand_over: Callable[[Message], None],
-        most_bytes: int,
-        steady_ns: Callable[[], int],
-    ) -> None:
-        self._steady_ns = steady_ns
+    def __init__(self, host: Host, hand_over: Callable[[Message], None]) -> None:
         self.now_ns = 0
         """When the last handler ended, if nothing has happened since: the start of the next one."""
         self.waiting: dict[Work, None] = {}
         """Suspended calls: those that a cancellation can reach."""
-        self._activations = activations
-        self._responder = responder
-        self._counts, self._on_idle = counts, on_idle
+        self._host = host
+        self._responder = host.responder
+        self._counts, self._on_idle, self._steady_ns = host.counts, host.idle.add, host.clock.steady_ns
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._deadlines = Deadlines(self._loop, self._sweep)
         self.queue = CallQueue(self)
-        self._commits = Commits(messages, responder, self, hand_over, most_bytes)
+        self._commits = Commits(host, self, hand_over)
 
     def admit(self, work: Work) -> None:
         """Start a call: its entity is below its concurrency limit."""
@@ -317,15 +283,15 @@ class HandlerExecutor:
             cast("StoredCall", work).set_back(error)
         else:
             self._responder.fail(work, error)
-        self._activations.defected(work.resident)
+        self._host.defected(work.resident)
 
     def dropped(self, resident: Resident) -> None:
         """Discard an instance whose memory differs from what is stored."""
-        self._activations.defected(resident)
+        self._host.defected(resident)
 
     def _not_activated(self, work: Work, cause: BaseException) -> None:
         """Fail all calls that wait for this activation; if it only took too long, the others try again."""
-        self._activations.not_activated(work.resident, cause)
+        self._host.not_activated(work.resident, cause)
         if not work.is_stopped:
             mailbox = work.resident.mailbox
             for each in [work, *(() if mailbox is None else mailbox.pop_all())]:
@@ -363,7 +329,7 @@ class HandlerExecutor:
             if now_ns and resident.rested_ns and not (resident.is_leaving or resident.is_kept):
                 resident.rested_ns = now_ns  # inlined `became_idle`
             else:
-                self._activations.became_idle(resident)
+                self._host.became_idle(resident)
 
     # Deadlines
 

@@ -91,17 +91,7 @@ class Host:
         self.responder = Responder(name, self.counts)
         self._loop = asyncio.get_running_loop()
         self.idle = IdleEntities(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
-        messages = None if storage is None else storage.messages
-        self.handlers = HandlerExecutor(
-            self,
-            self.responder,
-            counts=self.counts,
-            on_idle=self.idle.add,
-            messages=messages,
-            hand_over=hand_over,
-            most_bytes=settings.frame_limit,
-            steady_ns=clock.steady_ns,
-        )
+        self.handlers = HandlerExecutor(self, hand_over)
         self.deactivations = Deactivations()
         self._types = types
         self._chance = chance
@@ -112,10 +102,10 @@ class Host:
         self.dispatch = ImmediateDispatch(self, self._hosted)
         self.inbox: Inbox | None = None
         self.poller: Poller | None = None
-        if messages is not None:
+        if storage is not None:
             supervisor = supervisor or Supervisor(chance)
-            self.poller = Poller(self, messages, chance=chance, concurrency=self._concurrency, supervisor=supervisor)
-            self.inbox = Inbox(self, messages, chance=chance, wake=self.poller.wake)
+            self.poller = Poller(self, storage.messages, chance=chance, supervisor=supervisor)
+            self.inbox = Inbox(self, storage.messages, chance=chance, wake=self.poller.wake)
 
     # Public interface
 
@@ -218,7 +208,8 @@ class Host:
         hosted = self._hosted.get(entity_type) or self._host(entity_type)
         return self.settings.retry if hosted is None else hosted.retry
 
-    def _concurrency(self) -> dict[str, int]:
+    def concurrency(self) -> dict[str, int]:
+        """How many handlers may run at once for an entity, by its type."""
         return {known.name: known.concurrency for known in self._types.values()}
 
     async def cancel_stored(self, message_id: str, seat: str) -> bool | None:

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from msgspec import Struct
 
+from coterie.entities.calls.wire import FAILED
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
+
 if TYPE_CHECKING:
     import asyncio
 
-    from coterie.entities.calls.wire import Envelope
+    from coterie.entities.calls.wire import Chain, Envelope
     from coterie.entities.host.activation import Resident
     from coterie.entities.persisted.commit import HandlerEffects
     from coterie.entities.rpc import Rpc
-    from coterie.errors import CoterieError
     from coterie.kernel.context import ClusterContext
-
-Chain = tuple[tuple[str, str], ...]
-"""The callers that await a call, outermost first: address (`Account/alice`) and id of each message being handled."""
 
 LATER: Any = None
 """The default of a field that is set right after creation, and has its real type from then on."""
@@ -83,7 +82,7 @@ class Work(Struct, eq=False):
 
     def failed(self, failure: bytes) -> None:
         """Send the error of the handler or the activation, as encoded by `pack_failure`. Ends a stream too."""
-        raise NotImplementedError
+        self.reply(FAILED + failure)
 
     def refuse(self, error: CoterieError) -> None:
         """Send an error of the cluster instead of the handler's answer. Ends a stream too."""
@@ -94,12 +93,19 @@ class Work(Struct, eq=False):
         raise NotImplementedError
 
     async def send(self, item: bytes) -> None:
-        """Send an item of a stream. Waits while the reader is behind; raises if the reader is gone."""
-        raise NotImplementedError
+        """Send an item of a stream. Waits while the reader is behind; raises if the reader is gone.
+
+        By default it is refused: the caller's class has a plain method where ours has a stream, so that their programs
+        are of different versions.
+        """
+        del item
+        if self.is_open:
+            self.end()
+        raise RunnerUnavailable(runner="", target=self.target, problem="it takes no stream", sent=False)
 
     def end(self) -> None:
-        """End a stream."""
-        raise NotImplementedError
+        """End a stream; refused as in `send`."""
+        self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""Collects the effects of a handler, and commits them before its reply is sent (B3).
+"""Collects the effects of a handler, its entity's state among them, and commits them before its reply is sent (B3).
 
 handler ended ──▶ reply, changed state, messages sent, the user's SQL ──▶ one commit ──▶ "written": reply, hand over
                                                                              │
@@ -11,7 +11,7 @@ Until the outcome of the commit is known the call counts as running: the next ca
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -21,15 +21,71 @@ from coterie.entities.persisted.outcome import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Tasks
-from coterie.storage.contracts.messages import Commit
+from coterie.storage.contracts.messages import Commit, StateChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.entities.host.activation import Resident
-    from coterie.entities.host.responder import Responder
+    from coterie.entities.host.executor import HandlerExecutor
+    from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
-    from coterie.storage.contracts.messages import Committed, Message, MessageStore, StateChange, Transaction
+    from coterie.kernel.serialization.versions import Versioned
+    from coterie.storage.contracts.messages import Committed, Message, Transaction
+
+
+PREFIX = "entity-state:"
+"""The prefix of the keys of entity states."""
+
+
+class CommittedState:
+    """The encoded bytes of the committed state, and the version of its row.
+
+    Args:
+        codec: Encodes states of this type.
+        key: The key of the row.
+        data: The bytes of the loaded state, or of the initial one.
+        version: The version of the row, 0 if there is none.
+
+    Promise:
+        Changed means: encodes differently. The committed state can always be restored, whatever a handler did to the
+        object.
+    """
+
+    __slots__ = ("_codec", "_data", "_key", "_version")
+
+    def __init__(self, codec: Versioned[Any], key: str, data: bytes, version: int) -> None:
+        self._codec = codec
+        self._key = key
+        self._data = data
+        self._version = version
+
+    def change(self, state: Any) -> StateChange | None:
+        """The write that makes the state durable. Returns None if the state has not changed.
+
+        Raises:
+            MalformedMessage: The state does not fit its type.
+        """
+        data = self._codec.encode(state)
+        return None if data == self._data else StateChange(self._key, data, self._version)
+
+    def removal(self) -> StateChange:
+        """The write that deletes the state."""
+        return StateChange(self._key, None, self._version)
+
+    def committed(self, change: StateChange) -> None:
+        """Record that a change is durable."""
+        if change.value is not None:
+            self._data = change.value
+            self._version = change.version + 1
+
+    def restored(self) -> Any:
+        """The committed state, as a new object."""
+        return self._codec.decode(self._data)
+
+
+def key_of(entity_type: str, entity_id: str) -> str:
+    """The key of an entity's state: `entity-state:Account/alice`."""
+    return f"{PREFIX}{entity_type}/{entity_id}"
 
 
 class HandlerEffects:
@@ -87,46 +143,21 @@ _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 """Pauses between two tries to commit while the database is unreachable: a short outage only delays a reply."""
 
 
-class HandlerRunner(Protocol):
-    """Runs handlers; `Commits` reports outcomes to it."""
-
-    def ended(self, resident: Resident, work: Work | None = None) -> None:
-        """The call has ended; its slot is free."""
-        ...
-
-    def raised(self, work: Work, error: BaseException) -> None:
-        """Treat the call as if the handler had raised."""
-        ...
-
-    def dropped(self, resident: Resident) -> None:
-        """Discard the instance without running its hooks: its memory differs from what is stored."""
-        ...
-
-
 class Commits:
     """Commits the effects of handlers.
 
     Args:
-        messages: The message store; None for a probe, which stores nothing.
-        answers: Sends the replies to calls.
-        handles: Receives the outcomes.
+        host: The runner's entities; a probe's has no storage, and commits nothing.
+        handlers: Receives the outcomes.
         hand_over: Hands a stored message to its owner.
-        most_bytes: The limit of a stored reply or state.
     """
 
-    def __init__(
-        self,
-        messages: MessageStore | None,
-        responder: Responder,
-        handles: HandlerRunner,
-        hand_over: Callable[[Message], None],
-        most_bytes: int,
-    ) -> None:
-        self._messages = messages
-        self._responder = responder
-        self._handles = handles
+    def __init__(self, host: Host, handlers: HandlerExecutor, hand_over: Callable[[Message], None]) -> None:
+        self._messages = None if host.storage is None else host.storage.messages
+        self._responder = host.responder
+        self._handlers = handlers
         self._hand_over = hand_over
-        self._most_bytes = most_bytes
+        self._most_bytes = host.settings.frame_limit
         self._tasks = Tasks("entities/commits")
 
     def returned(self, work: Work, value: Any) -> None:
@@ -135,10 +166,11 @@ class Commits:
         try:
             body = b"" if rpc.is_stream else rpc.result.checked(value, rpc.result_what)
             change = _change(work)
-            if change is not None or len(body) > self._most_bytes:
-                self._require_small(work, body, change)
+            value = b"" if change is None else change.value or b""
+            if len(body) > self._most_bytes or len(value) > self._most_bytes:
+                self._require_small(work, body, value)
         except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler is at fault
-            self._handles.raised(work, error)
+            self._handlers.raised(work, error)
             return
         if work.ledger is BARE:  # the usual case of a persisted message
             work.ledger = ENDED
@@ -153,7 +185,7 @@ class Commits:
             self._save(work, FAILED + pack_failure(error, work.rpc.errors), None)
             return
         self._responder.fail(work, error)
-        self._handles.ended(work.resident, work)
+        self._handlers.ended(work.resident, work)
 
     def undo(self, work: Work) -> None:
         """Roll back the effects of a handler: state, messages, SQL. Changes it made elsewhere are not undone."""
@@ -173,11 +205,10 @@ class Commits:
 
     # The commit
 
-    def _require_small(self, work: Work, body: bytes, change: StateChange | None) -> None:
+    def _require_small(self, work: Work, body: bytes, state: bytes) -> None:
         if work.is_stored:
             require_small(body, what=work.rpc.result_what, most_bytes=self._most_bytes)
-        if change is not None and change.value is not None:
-            require_small(change.value, what=f"the state of {work.address}", most_bytes=self._most_bytes)
+        require_small(state, what=f"the state of {work.address}", most_bytes=self._most_bytes)
 
     def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
         ledger = None if work.ledger is BARE else work.ledger
@@ -188,7 +219,7 @@ class Commits:
         transaction = None if ledger is None else ledger.transaction
         if ledger is not None and transaction is not None and ledger.in_block:
             problem = f"{work.target} has ended inside of its transaction: leave the block before"
-            self._handles.raised(work, RuntimeError(problem))
+            self._handlers.raised(work, RuntimeError(problem))
             return
         sends = () if ledger is None else tuple(ledger.sends)
         write = Commit(
@@ -211,7 +242,7 @@ class Commits:
     def failed(self, work: Work, write: Commit, error: BaseException) -> None:
         """The commit was refused, or its outcome is unknown."""
         if isinstance(error, PersistenceError) and error.outcome == "refused":
-            self._handles.raised(work, error)
+            self._handlers.raised(work, error)
         elif isinstance(error, PersistenceError):
             self._tasks.spawn(self._retry(work, write), name=f"commit {work.target} again")
         else:
@@ -229,7 +260,7 @@ class Commits:
             except PersistenceError as error:
                 if error.outcome != "refused":
                     continue
-                self._handles.raised(work, error)
+                self._handlers.raised(work, error)
             return
         self._lost(work, "it lost the shard before the reply was saved")
 
@@ -243,7 +274,7 @@ class Commits:
         try:
             outcome = await transaction.commit(write)
         except Exception as error:  # noqa: BLE001 our own errors, or a user's statement that failed
-            self._handles.raised(work, error)
+            self._handlers.raised(work, error)
         else:
             self.judge(work, write, outcome)
 
@@ -253,9 +284,9 @@ class Commits:
             self.written(work, write, is_new=is_new)
         elif outcome == "stale":
             problem = "its state is of another version than the one that was loaded"
-            self._handles.raised(work, PersistenceError(doing=f"save the state of {work.address}", problem=problem))
+            self._handlers.raised(work, PersistenceError(doing=f"save the state of {work.address}", problem=problem))
         elif outcome == "taken":
-            self._handles.raised(work, _conflict(work, write))
+            self._handlers.raised(work, _conflict(work, write))
         else:
             self._lost(work, "it lost the shard before the reply was saved")
 
@@ -277,15 +308,15 @@ class Commits:
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
         if work.ledger is not None and work.ledger.forgets:
-            self._handles.dropped(resident)
-        self._handles.ended(resident, work)
+            self._handlers.dropped(resident)
+        self._handlers.ended(resident, work)
 
     def _lost(self, work: Work, problem: str) -> None:
         """Nothing was committed under our epoch, and the instance's memory differs from what is stored: discard it."""
         self.undo(work)
         self._responder.cut_short(work, problem)
-        self._handles.dropped(work.resident)
-        self._handles.ended(work.resident, work)
+        self._handlers.dropped(work.resident)
+        self._handlers.ended(work.resident, work)
 
 
 class PendingCommit(Struct, eq=False, gc=False):

@@ -20,25 +20,25 @@ import logging
 import math
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from coterie.entities.calls.wire import LOOK, described
 from coterie.entities.host.work import LATER, Work
 from coterie.entities.persisted.commit import BARE
+from coterie.entities.persisted.receiver import Handover, HandoverKind
 from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import MailboxFull, MalformedMessage, NewerVersion, PersistenceError, RunnerFull, UnknownEntity
 from coterie.kernel import metrics
-from coterie.storage.contracts.messages import Setback
+from coterie.storage.contracts.messages import Delivery, Setback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.entities.host.host import Host
-    from coterie.entities.persisted.receiver import Handover
     from coterie.errors import CoterieError
     from coterie.kernel.random import Random
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.messages import Delivery, Mark, MessageStore, PendingMessages, Suffered
+    from coterie.storage.contracts.messages import Mark, MessageStore, PendingMessages, Suffered
 
     Waiter = Callable[[bytes], None]
 
@@ -89,7 +89,7 @@ class ShardInbox:
         """Whether a sweep has read all that was pending when the seat was taken: hand-overs queue behind it [M5]."""
         self.is_suspected = tenure.clean
         """Whether the messages that may have killed the previous holder have been marked as suspects [C5]."""
-        self.early: deque[tuple[Delivery | Handover, bool]] = deque()
+        self.early: deque[Handover] = deque()
         """Hand-overs that wait for the first read, each with whether it was due when it was stored."""
         self.mark: Mark | None = None
         """The position of the current round of sweeps."""
@@ -102,12 +102,12 @@ class ShardInbox:
         self.later: set[tuple[str, str]] = set()
         """Like `left`, from hand-overs since the current round began, which the round may have missed."""
 
-    def wait(self, delivery: Delivery | Handover, *, is_due: bool) -> None:
+    def wait(self, handover: Handover) -> None:
         """Queue a hand-over until the first read. The queue is bounded; a sweep finds the others."""
         if len(self.early) < _EARLY_MOST:
-            self.early.append((delivery, is_due))
+            self.early.append(handover)
         else:  # later messages of the entity must not overtake it [M5]
-            self.later.add((delivery.entity_type, delivery.entity_id))
+            self.later.add((handover.entity_type, handover.entity_id))
 
     def holds_back(self, address: tuple[str, str]) -> bool:
         """Whether messages of an entity stay in storage for now."""
@@ -174,9 +174,7 @@ class Inbox:
         self._timer: asyncio.TimerHandle | None = None
         # Lower bound of the database's clock minus the loop's; from this process's clock until the first sweep.
         self._offset_s = host.clock.wall_ns() / 1e9 - self._loop.time()
-        self.suspects = Suspects(
-            messages, is_here=self._is_here, is_done=self._is_done, begin=host.deliver, drop=self.dropped
-        )
+        self.suspects = Suspects(self, messages, host.deliver)
         self._unknown: set[str] = set()
 
     # Shards
@@ -213,9 +211,14 @@ class Inbox:
 
     def knows(self, message_id: str) -> bool:
         """Whether a message is in memory or ended here recently."""
-        return message_id in self.works or self._has_ended(message_id)
+        return message_id in self.works or self.has_ended(message_id)
 
-    def _has_ended(self, message_id: str) -> bool:
+    def has(self, work: StoredCall) -> bool:
+        """Whether a work is still in memory."""
+        return self.works.get(work.message_id) is work
+
+    def has_ended(self, message_id: str) -> bool:
+        """Whether a message ended here a short while ago."""
         return message_id in self._ended or message_id in self._ended_before
 
     def forget_ended(self) -> None:
@@ -229,28 +232,15 @@ class Inbox:
             self._ended_before, self._ended = self._ended, {}
             self._doubted_before, self._doubted = self._doubted, set()
 
-    def hand_over(
-        self,
-        delivery: Delivery | Handover,
-        *,
-        epoch: int,
-        again: bool,
-        waiter: Waiter | None,
-        is_due: bool = False,
-        arrived_s: float = 0.0,
-    ) -> None:
-        """Accept a message that its sender has stored.
+    def hand_over(self, handover: Handover, *, waiter: Waiter | None = None, arrived_s: float = 0.0) -> None:
+        """Accept a message that its sender has stored. One that is not new may have run since: storage decides.
 
         Args:
-            delivery: The message.
-            epoch: The epoch at which the sender believes this runner to hold the shard.
-            again: Whether it was handed over before: it may have run since, so storage decides whether it still has to
-                run.
+            handover: The message.
             waiter: Receives the reply; or `LOOK` if the caller has to read storage.
-            is_due: Whether it was due when it was stored, so that the database's clock is past `due_s`.
             arrived_s: When it was read from a socket, if in this loop iteration: then it may start at once.
         """
-        message_id, shard = delivery.id, self.shards.get(delivery.seat)
+        message_id, epoch, shard = handover.id, handover.epoch, self.shards.get(handover.seat)
         if (
             shard is None
             or shard.tenure.ended  # whether the tenure is trusted is checked when it starts
@@ -258,20 +248,21 @@ class Inbox:
             or message_id in self._ended
             or message_id in self._ended_before
         ):
-            _tell(waiter, LOOK)
+            if waiter is not None:
+                waiter(LOOK)
             return
         if waiter is not None:
             self._waiters.setdefault(message_id, []).append(waiter)
         if message_id in self.works:
             return
-        if again:
+        if handover.kind != HandoverKind.NEW:
             if waiter is None:  # one before it was left in storage: the next ones wait for the sweep too [M5]
-                shard.blocked.add((delivery.entity_type, delivery.entity_id))
+                shard.blocked.add((handover.entity_type, handover.entity_id))
             self._wake()
         elif shard.is_read:
-            self._accept(delivery, shard, swept=False, is_due=is_due, arrived_s=arrived_s)
+            self._accept(handover, shard, arrived_s)
         else:
-            shard.wait(delivery, is_due=is_due)
+            shard.wait(handover)
 
     def remove_waiter(self, message_id: str, waiter: Waiter) -> None:
         """Remove a waiter that no longer waits. The message stays."""
@@ -281,25 +272,18 @@ class Inbox:
             if not waiting:
                 del self._waiters[message_id]
 
-    def accept(self, delivery: Delivery | Handover, *, swept: bool = False, is_due: bool = False) -> None:
+    def accept(self, delivery: Delivery | Handover) -> None:
         """Take a message, handed over a while ago or read from storage, unless it is in memory already."""
         shard = self.shards.get(delivery.seat)
         if shard is not None and not self.knows(delivery.id):
-            self._accept(delivery, shard, swept=swept, is_due=is_due)
+            self._accept(delivery, shard)
 
-    def _accept(
-        self,
-        delivery: Delivery | Handover,
-        shard: ShardInbox,
-        *,
-        swept: bool,
-        is_due: bool,
-        arrived_s: float = 0.0,
-    ) -> None:
+    def _accept(self, delivery: Delivery | Handover, shard: ShardInbox, arrived_s: float = 0.0) -> None:
         """Take a message that is not in memory."""
         address, due_s = (delivery.entity_type, delivery.entity_id), delivery.due_s
-        late_s = self.now_s() - due_s
-        if is_due and late_s < 0:  # our estimate of that clock is behind: the message would wait for a sweep
+        late_s, swept = self.now_s() - due_s, isinstance(delivery, Delivery)
+        if isinstance(delivery, Handover) and delivery.is_immediate and late_s < 0:
+            # Our estimate of the database's clock is behind: the message would wait for a sweep.
             self._offset_s, late_s = self._offset_s - late_s, 0.0
         if not swept and (address in shard.left or address in shard.blocked):
             shard.later.add(address)  # the messages behind it stay in storage too, until a whole round has passed
@@ -325,8 +309,7 @@ class Inbox:
         shard.caught_up()
         shard.is_read = True
         while shard.early:
-            delivery, is_due = shard.early.popleft()
-            self.accept(delivery, is_due=is_due)
+            self.accept(shard.early.popleft())
 
     def _put(
         self, shard: ShardInbox, message: Delivery | Handover | StoredCall, *, message_id: str, attempt: int
@@ -467,12 +450,6 @@ class Inbox:
         if self.suspects.current is work:
             self.suspects.ended()
 
-    def _is_here(self, work: StoredCall) -> bool:
-        return self.works.get(work.message_id) is work
-
-    def _is_done(self, work: StoredCall) -> bool:
-        return self._has_ended(work.message_id)
-
     def _remember_ended(self, message_id: str) -> None:
         if len(self._ended) < _ENDED_MOST:
             self._ended[message_id] = None
@@ -522,8 +499,3 @@ class Inbox:
         if shard is work.shard_inbox and shard is not None:
             following = self._put(shard, work, message_id=work.message_id, attempt=work.attempt + 1)
             self._schedule(following, self.now_s() + again_s)
-
-
-def _tell(waiter: Any, body: bytes) -> None:
-    if waiter is not None:
-        waiter(body)

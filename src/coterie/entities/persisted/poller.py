@@ -16,7 +16,7 @@ from coterie.kernel import metrics
 from coterie.kernel.service import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from coterie.entities.host.host import Host
     from coterie.entities.persisted.inbox import Inbox, ShardInbox
@@ -46,24 +46,14 @@ class Poller:
         host: Owns the shards.
         messages: The message store.
         chance: The jitter that keeps runners from polling in step.
-        concurrency: How many messages of an entity run at once, by entity type.
         supervisor: The supervisor of this process.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        messages: MessageStore,
-        *,
-        chance: Random,
-        concurrency: Callable[[], Mapping[str, int]],
-        supervisor: Supervisor,
-    ) -> None:
+    def __init__(self, host: Host, messages: MessageStore, *, chance: Random, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._host = host
         self._messages = messages
         self._chance = chance
-        self._concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks("entities/sweep")
         self._asked = asyncio.Event()
@@ -163,7 +153,7 @@ class Poller:
         for shard in shards.values():
             if not shard.is_suspected:
                 found = await self._messages.suspect(
-                    shard.tenure.claim, self._concurrency(), loss_limit=self._host.settings.loss_limit
+                    shard.tenure.claim, self._host.concurrency(), loss_limit=self._host.settings.loss_limit
                 )
                 shard.is_suspected = True
                 _report(shard.tenure.seat, found)
@@ -186,7 +176,7 @@ class Poller:
             found = {each.id: each for each in await self._messages.fetch([row.id for row in batch])}
             for row in batch:
                 if (delivery := found.get(row.id)) is not None:
-                    inbox.accept(delivery, swept=True)
+                    inbox.accept(delivery)
 
     def _has_room(self, row: PendingMessages) -> bool:
         """Whether a message is worth fetching; if not, later messages of its entity stay in storage too."""

@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from coterie.entities.calls.wire import LOOK, MALFORMED, Name, encode
 from coterie.errors import CoterieError, MalformedMessage
 from coterie.kernel.service import Tasks
-from coterie.storage.contracts.messages import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,40 +62,27 @@ _decode = msgspec.msgpack.Decoder(Handover).decode
 _YES, _NO = encode(True), encode(False)
 
 
-def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
-    """Encode a message for its owner."""
-    return encode(
-        Handover(
-            kind,
-            message.seat,
-            epoch,
-            id=message.id,
-            entity_type=message.entity_type,
-            entity_id=message.entity_id,
-            method=message.method,
-            payload=message.payload,
-            due_s=due_s,
-            key=message.key,
-            trace_id=message.trace_id,
-            is_immediate=message.is_immediate,
-        )
-    )
-
-
-def delivery_of(message: Message, due_s: float) -> Delivery:
-    """The `Delivery` of a message that was sent in this process."""
-    return Delivery(
-        message.id,
+def handover_of(kind: int, message: Message, *, due_s: float, epoch: int = 0) -> Handover:
+    """A message on its way to its owner, in this process or, packed, in another."""
+    return Handover(
+        kind,
         message.seat,
-        message.entity_type,
-        message.entity_id,
-        message.method,
-        message.payload,
-        message.key,
-        due_s,
-        0,
-        message.trace_id,
+        epoch,
+        id=message.id,
+        entity_type=message.entity_type,
+        entity_id=message.entity_id,
+        method=message.method,
+        payload=message.payload,
+        due_s=due_s,
+        key=message.key,
+        trace_id=message.trace_id,
+        is_immediate=message.is_immediate,
     )
+
+
+def pack(kind: int, message: Message, *, epoch: int, due_s: float) -> bytes:
+    """Encode a message for its owner in another process."""
+    return encode(handover_of(kind, message, epoch=epoch, due_s=due_s))
 
 
 class Receiver:
@@ -123,14 +109,7 @@ class Receiver:
         elif inbox is None:
             request.reply(LOOK)
         else:
-            inbox.hand_over(
-                handover,
-                epoch=handover.epoch,
-                again=handover.kind != HandoverKind.NEW,
-                waiter=request.reply,
-                is_due=handover.is_immediate,
-                arrived_s=request.arrived_s,
-            )
+            inbox.hand_over(handover, waiter=request.reply, arrived_s=request.arrived_s)
 
     def on_notify(self, peer: str, route: int, body: bytes, headers: Mapping[str, str]) -> None:
         """Handle a notification: the sender does not wait."""
@@ -141,8 +120,7 @@ class Receiver:
         if handover.kind == HandoverKind.LOOK:
             self._host.wake()
         else:
-            again, is_due = handover.kind != HandoverKind.NEW, handover.is_immediate
-            inbox.hand_over(handover, epoch=handover.epoch, again=again, waiter=None, is_due=is_due)
+            inbox.hand_over(handover)
 
     def on_cancel(self, request: Request) -> None:
         """The sender no longer waits; the message stays."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.entities.calls.wire import LOOK
 from coterie.entities.persisted.outcome import dead, read_reply, too_late
-from coterie.entities.persisted.receiver import HandoverKind, delivery_of, pack
+from coterie.entities.persisted.receiver import HandoverKind, handover_of, pack
 from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout, ShuttingDown
 from coterie.kernel.service import Tasks
 from coterie.transport.interface import Route
@@ -197,7 +197,7 @@ class ReplyWaiter:
         shard = calling.routing.of_seat(message.seat)
         if shard.peer is None or calling.transport is None:
             return LOOK
-        body = pack(kind, message, epoch=calling.here.directory.epoch(message.seat), due_s=due_s)
+        body = pack(kind, message, epoch=shard.epoch, due_s=due_s)
         try:
             answer = await calling.transport.request(
                 shard.peer, Route.MESSAGE, body, within_s=within_s, target=message.id
@@ -232,8 +232,7 @@ async def _ask_here(inbox: Inbox, message: Message, kind: int, *, due_s: float, 
         if not answer.done():
             answer.set_result(body)
 
-    again, is_due = kind != HandoverKind.NEW, message.is_immediate
-    inbox.hand_over(delivery_of(message, due_s), epoch=0, again=again, waiter=told, is_due=is_due)
+    inbox.hand_over(handover_of(kind, message, due_s=due_s), waiter=told)
     try:
         async with asyncio.timeout(within_s):
             return await answer

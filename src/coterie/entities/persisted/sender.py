@@ -37,7 +37,7 @@ from coterie.entities.persisted.outcome import (
     require_same,
     require_small,
 )
-from coterie.entities.persisted.receiver import HandoverKind, delivery_of, pack, read_cancelled
+from coterie.entities.persisted.receiver import HandoverKind, handover_of, pack, read_cancelled
 from coterie.entities.persisted.reply import SLICE_S, ReplyWaiter
 from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout
 from coterie.kernel import spans
@@ -102,13 +102,12 @@ class DirectDelivery(Struct, eq=False, gc=False):
 
     def _ask(self, message: Message, receipt: Receipt) -> PendingReply | None:
         calling = self.calling
-        peer, transport = calling.routing.of_seat(message.seat).peer, calling.transport
+        shard, transport = calling.routing.of_seat(message.seat), calling.transport
         left_s = min(self.until_s - calling.time(), SLICE_S)
-        if peer is None or transport is None or left_s <= 0:
+        if shard.peer is None or transport is None or left_s <= 0:
             return None
-        epoch, due_s = calling.here.directory.epoch(message.seat), receipt.due_at.timestamp()
-        packed = pack(HandoverKind.NEW, message, epoch=epoch, due_s=due_s)
-        return transport.ask(peer, Route.MESSAGE, packed, within_s=left_s, target=message.id, answer=self.answer)
+        packed = pack(HandoverKind.NEW, message, epoch=shard.epoch, due_s=receipt.due_at.timestamp())
+        return transport.ask(shard.peer, Route.MESSAGE, packed, within_s=left_s, target=message.id, answer=self.answer)
 
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
@@ -365,15 +364,13 @@ class PersistedSender:
         kind = HandoverKind.AGAIN if address in self._skipped else HandoverKind.NEW
         self._skipped.pop(address, None)
         if shard.peer is not None and calling.transport is not None:
-            epoch = calling.here.directory.epoch(message.seat)
-            body = pack(kind, message, epoch=epoch, due_s=due_s)
+            body = pack(kind, message, epoch=shard.epoch, due_s=due_s)
             if not calling.transport.notify(shard.peer, Route.MESSAGE, body):  # no connection yet: open one
                 self._skip(address)
                 request = self._replies.request(message, HandoverKind.AGAIN, due_s=due_s, within_s=_BRING_S)
                 self._tasks.spawn(request, name=f"bring {message.id}")
         elif shard.is_mine and calling.host is not None and calling.host.inbox is not None:
-            again, delivery, is_due = kind == HandoverKind.AGAIN, delivery_of(message, due_s), message.is_immediate
-            calling.host.inbox.hand_over(delivery, epoch=0, again=again, waiter=None, is_due=is_due)
+            calling.host.inbox.hand_over(handover_of(kind, message, due_s=due_s))
         else:
             self._skip(address)
 

@@ -24,7 +24,7 @@ from coterie.storage.contracts.messages import Suspicion
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.entities.persisted.inbox import StoredCall
+    from coterie.entities.persisted.inbox import Inbox, StoredCall
     from coterie.entities.persisted.receiver import Handover
     from coterie.storage.contracts.messages import Delivery, MessageStore
 
@@ -38,27 +38,15 @@ class Suspects:
     """The suspects of one runner, started one at a time.
 
     Args:
+        inbox: The messages in memory; a sweep finds again what it drops.
         messages: Stores how each was started.
-        is_here: Whether a work is still in memory.
-        is_done: Whether the end of a work is committed.
         begin: Delivers a work to the host.
-        drop: Takes a work out of memory; a sweep finds it again.
     """
 
-    def __init__(
-        self,
-        messages: MessageStore,
-        *,
-        is_here: Callable[[StoredCall], bool],
-        is_done: Callable[[StoredCall], bool],
-        begin: Callable[[StoredCall], None],
-        drop: Callable[[StoredCall], None],
-    ) -> None:
+    def __init__(self, inbox: Inbox, messages: MessageStore, begin: Callable[[StoredCall], None]) -> None:
         self.current: StoredCall | None = None
         """The suspect that was started last."""
-        self._messages = messages
-        self._is_here, self._is_done = is_here, is_done
-        self._begin, self._drop = begin, drop
+        self._inbox, self._messages, self._begin = inbox, messages, begin
         self._waiting: list[tuple[bool, int, int, StoredCall]] = []
         self._numbers = itertools.count()
         self._loop = asyncio.get_running_loop()
@@ -102,12 +90,12 @@ class Suspects:
         finally:
             self._task = self.current = None
             while self._waiting:
-                self._drop(heapq.heappop(self._waiting)[-1])
+                self._inbox.dropped(heapq.heappop(self._waiting)[-1])
 
     async def _step(self) -> None:
         self._changed.clear()
         current = self.current
-        if current is not None and not self._is_here(current):
+        if current is not None and not self._inbox.has(current):
             self.current = None
             await self._settle(current)
         elif self._waiting and (current is None or self._loop.time() >= self._alone_until_s):
@@ -116,20 +104,20 @@ class Suspects:
             await self._wait()
 
     async def _take_turn(self, work: StoredCall) -> None:
-        if not self._is_here(work):
+        if not self._inbox.has(work):
             return
         if self.current is not None:
             await self._mark(self.current, Suspicion.BESIDE)
         self.current, self._is_cleared = work, False
         if not await self._mark(work, Suspicion.ALONE):
-            self._drop(work)
-        elif self._is_here(work):
+            self._inbox.dropped(work)
+        elif self._inbox.has(work):
             self._alone_until_s = self._loop.time() + _ALONE_S
             self._begin(work)
 
     async def _settle(self, work: StoredCall) -> None:
         """The current suspect is no longer in memory; unless its end is stored, it must not stay marked as started."""
-        if not self._is_done(work):
+        if not self._inbox.has_ended(work.message_id):
             is_cleared = work.has_begun or self._is_cleared
             await self._mark(work, Suspicion.NONE if is_cleared else Suspicion.SUSPECT)
 
