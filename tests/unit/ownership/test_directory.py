@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coterie.kernel.clock import ManualClock
 from coterie.ownership import directory as directories
 from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
+from tests.support.manual_clock import ManualClock
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
