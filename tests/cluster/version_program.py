@@ -1,4 +1,4 @@
-"""Entities, a leader, a cron and a workflow, by public names only, for runners of two versions: `python version_program.py`.
+"""Entities, a leader, a cron and a workflow, by public names only, for two versions: `python version_program.py`.
 
 The version is that of the first `coterie` on PYTHONPATH. Each line that begins with "@ " is an event, for the test.
 
