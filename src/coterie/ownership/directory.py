@@ -1,4 +1,4 @@
-"""The last known holder of each seat, by which calls are routed, and the last moves of shards; on runners and clients."""
+"""The last known holder of each seat, by which calls are routed, and the last moves of shards."""
 
 from __future__ import annotations
 
