@@ -1,4 +1,4 @@
-"""Entities, a leader, a cron and a workflow, by public names only, for runners of two versions.
+"""Entities, a leader, a cron and a workflow, by public names only, for two versions: `python version_program.py`.
 
 The version is that of the first `coterie` on PYTHONPATH. Each line that begins with "@ " is an event, for the test.
 
@@ -123,7 +123,7 @@ async def call(numbers: list[int]) -> None:
     async with cluster.connect():
         for account in ACCOUNTS:
             for number in numbers:
-                await cluster.ref(Account, account, timeout=120.0).add(number, next_of(account))
+                await cluster.ref(Account, account, timeout=60.0).add(number, next_of(account))
     note("called", code=str(Path(coterie.__file__).parent))
 
 

@@ -292,6 +292,11 @@ async def test_messages_are_listed_by_what_is_asked_in_order_of_their_ids(
         pages += page
         after = page[-1].id
     assert pages == rows
+    back: list[MessageRow] = []
+    while page := await storage.messages.list(chosen, after=back[-1].id if back else None, most=2, newest=True):
+        assert len(page) <= 2
+        back += page
+    assert back == rows[::-1], "the newest first"
 
 
 async def aged(storage: Storage, number: int, seconds: float) -> bool:

@@ -312,8 +312,8 @@ def state(row: StateRow, *, texts: bool) -> dict[str, Any]:
 async def messages(
     here: Client, chosen: MessageOptions, *, limit: int, after: str | None, texts: bool
 ) -> dict[str, Any]:
-    """Messages that match, the oldest first, without their payloads."""
-    found = await message_filter.choose(here, chosen, limit=limit + 1, after=after)
+    """Messages that match, the newest first, without their payloads."""
+    found = await message_filter.choose(here, chosen, limit=limit + 1, after=after, newest=True)
     listed = [_message(each, found, texts=texts) for each in found.messages[:limit]]
     return {"messages": listed, "more": len(found.messages) > limit, "silent": list(found.silent)}
 

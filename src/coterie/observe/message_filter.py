@@ -128,35 +128,38 @@ class ChosenMessages(NamedTuple):
         return state_of(message, now=self.now, running=self.running)
 
 
-async def choose(here: Client, chosen: MessageOptions, *, limit: int, after: str | None = None) -> ChosenMessages:
-    """The first messages that match, in the order of their ids; without a state all that are not done."""
+async def choose(
+    here: Client, chosen: MessageOptions, *, limit: int, after: str | None = None, newest: bool = False
+) -> ChosenMessages:
+    """The first messages that match, in the order of their ids, with `newest` in the reverse order; without a state all
+    that are not done."""
     now = await here.storage.now()
     is_asked = chosen.status in (None, "pending")
     at_work = await CallsByName(here).running() if is_asked else None
     running, silent = ({}, ()) if at_work is None else at_work
     if chosen.state == "running":
-        found = await _at_work(here, sorted(running), after=after)
+        later = [each for each in sorted(running, reverse=newest) if after is None or (each < after) is newest]
+        found = await _at_work(here, [each for each in later if each != after])
     else:
         statuses: list[Status] = ["pending", "dead"] if chosen.status is None else [chosen.status]
-        lists = [await _some(here, chosen, each, now, running, limit=limit, after=after) for each in statuses]
-        found = list(heapq.merge(*lists, key=lambda each: each.id))
+        walks = [walk(here, chosen, each, after=after, newest=newest) for each in statuses]
+        lists = [await _some(each, chosen, now, running, limit=limit) for each in walks]
+        found = list(heapq.merge(*lists, key=lambda each: each.id, reverse=newest))
     meant = [each for each in found if chosen.takes(each, now=now, running=running)]
     now = max([now, *(each.sent_at for each in meant)])  # some may be sent after the clock was read
     return ChosenMessages(meant[:limit], now, running, silent)
 
 
 async def _some(
-    here: Client,
+    messages: AsyncIterator[MessageInfo],
     chosen: MessageOptions,
-    status: Status,
     now: datetime,
     running: Mapping[str, object],
     *,
     limit: int,
-    after: str | None,
 ) -> list[MessageInfo]:
     found: list[MessageInfo] = []
-    async for each in walk(here, chosen, status, after=after):
+    async for each in messages:
         if chosen.takes(each, now=now, running=running):
             found.append(each)
             if len(found) == limit:
@@ -165,12 +168,12 @@ async def _some(
 
 
 async def walk(
-    here: Client, chosen: MessageOptions, status: Status, *, after: str | None = None
+    here: Client, chosen: MessageOptions, status: Status, *, after: str | None = None, newest: bool = False
 ) -> AsyncIterator[MessageInfo]:
     """All messages of a status that storage chooses, a page at a time."""
     while True:
         page = await _messages(here).list(
-            status=status, entity=chosen.entity, older_than=chosen.older, limit=_PAGE, after=after
+            status=status, entity=chosen.entity, older_than=chosen.older, limit=_PAGE, after=after, newest=newest
         )
         for each in page:
             yield each
@@ -179,14 +182,13 @@ async def walk(
         after = page[-1].id
 
 
-async def _at_work(here: Client, ids: Sequence[str], *, after: str | None) -> list[MessageInfo]:
+async def _at_work(here: Client, ids: Sequence[str]) -> list[MessageInfo]:
     found = []
     for each in ids:
-        if each > (after or ""):
-            try:
-                found.append(await _messages(here).show(each))
-            except MessageExpired:
-                continue  # it has ended meanwhile, and was not kept
+        try:
+            found.append(await _messages(here).show(each))
+        except MessageExpired:
+            continue  # it has ended meanwhile, and was not kept
     return found
 
 

@@ -100,7 +100,7 @@ class Details:
         return found or _missing(f"entity {address}")
 
     async def messages(self, request: Request) -> Any:
-        """Messages that match, the oldest first."""
+        """Messages that match, the newest first."""
         names = ("type", "method", "state", "error", "key", "older")
         given = {name: request.query_params[name] for name in names if name in request.query_params}
         if "entity" in request.query_params:

@@ -102,7 +102,7 @@ _DETAILS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "shards/moves": ("Moves of shards of the last hour, the oldest first.", {}, ["since", "moves"]),
     "entities": ("The active entities of a type.", {"type": _NAME, "limit": _LIMIT}, ["entities", "more"]),
     "entity": ("An entity.", {"type": _NAME, "id": _NAME}, ["type", "id", "known", "state"]),
-    "messages": ("Messages, the oldest first.", _FILTER, ["messages", "more"]),
+    "messages": ("Messages, the newest first; after= goes on.", _FILTER, ["messages", "more"]),
     "message": ("A message.", {"id": _NAME}, ["message"]),
     "workflow": ("A run of a workflow.", {"name": _NAME, "id": _NAME}, ["line", "steps", "waits"]),
     "activity": ("What was done, the newest first.", {"before": _ID, "limit": _LIMIT}, ["rows", "more"]),

@@ -12,6 +12,7 @@ from coterie.storage.postgres.connector import session_settings
 from coterie.storage.postgres.writer import SQL
 from tests.unit.postgres.conftest import LONG, Grown, stranger
 from tests.unit.postgres.test_states_plans import nodes
+from tests.unit.postgres.test_ticks_plans import pages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,8 @@ FENCED = [*sorted(batch_plan.FENCED & WRITES), "suspect", "mark_suspect", "cance
 STATEMENTS = [
     "insert_messages", "insert_message", "add_message", "read_back", *FENCED, "due", "backlog", "fetch", "look", "find",
     "cancel",
-    "revive", "revive_all", "list", "list_dead", "remove_messages", "remove_dead", "purge_messages",
+    "revive", "revive_all", "list", "list_newest", "list_newest_pending", "list_dead", "remove_messages", "remove_dead",
+    "purge_messages",
     "count_messages", "count_dead", "discard_messages",
 ]  # fmt: skip
 
@@ -51,6 +53,8 @@ FINDS = {
     "revive": {BY_ID},
     "revive_all": {FAILED, BY_ID},
     "list": {BY_ID},  # in order of ids, past one
+    "list_newest": {BY_ID},
+    "list_newest_pending": {("messages_pending", "cluster"), BY_ID},
     "list_dead": {("messages_failed", "cluster")},
     "remove_messages": {WALK, BY_ID},
     "remove_dead": {("messages_failed", "cluster"), BY_ID},
@@ -127,6 +131,20 @@ def problems(name: str, plan: dict[str, Any]) -> list[str]:
         if not any(node.get("Index Name") == index and f" {column.strip()} " in condition for index, column in ways):
             found.append(f"{kind} of {table} by {node.get('Index Name')}, {condition or 'nothing'}")
     return found
+
+
+@pytest.mark.parametrize(("tables", "newest"), [("100,000 pending", 100_000), ("100,000 done", 7)])
+async def test_the_newest_pending_messages_are_found_without_walking_along_what_is_done(
+    filled_url: str, tables: str, newest: int
+) -> None:
+    """Whether they are many, or few and old; no page of what is done is read."""
+    async with stranger(filled_url) as connection:
+        pending = "id in (lpad('3', 32, '0'), lpad('7', 32, '0'))"
+        await connection.execute(f"update coterie.messages set status = 0, completed_at = null where {pending}")
+        rows = await connection.fetch(SQL["list_newest_pending"], "default", "~", 2, 0, None, None, None, None)
+        assert (len(rows), int(rows[0]["id"], 16)) == (2, newest)
+        values = "'default', '~', 2, 0::smallint, null, null, null, null"
+        assert await pages_of(connection, SQL["list_newest_pending"], values) < (60 if newest == 7 else 12_000)
 
 
 @pytest.mark.parametrize("tables", TABLES)

@@ -111,6 +111,7 @@ BY_OTHERS = {
     "lost_at": ["SEARCH seats USING PRIMARY KEY (cluster=? AND name=?)"],
     "begun_alone": ["INDEX messages_pending (cluster=? AND seat=?)"],
     "chosen": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>?)"],
+    "chosen_newest": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id<?)"],
     "chosen_pending": ["INDEX messages_pending (cluster=?)"],
     "chosen_dead": ["INDEX messages_dead (cluster=?)"],
     "revive_entity": ["INDEX messages_dead (cluster=?)"],

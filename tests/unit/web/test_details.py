@@ -116,6 +116,19 @@ async def test_everything_in_detail(tmp_path: Path) -> None:
         ]
 
 
+async def test_messages_are_listed_newest_first_and_page_by_page(tmp_path: Path) -> None:
+    async with running(tmp_path) as cluster, browser(cluster) as http:
+        sent = [str(await cluster.send(cluster.ref(Account, "a").deposit(each), delay="1h")) for each in range(5)]
+        for state in ({}, {"state": "scheduled"}):
+            listed: list[str] = []
+            while True:
+                page = await got(http, "messages", limit=2, **state, **({"after": listed[-1]} if listed else {}))
+                listed += [each["id"] for each in page["messages"]]
+                if not page["more"]:
+                    break
+            assert listed == sorted(sent, reverse=True)
+
+
 async def test_redacted_nothing_of_the_program_is_shown(tmp_path: Path) -> None:
     async with running(tmp_path, redact=True) as cluster, browser(cluster) as http:
         message = await filled(cluster)

@@ -111,6 +111,7 @@ class Messages:
         older_than: Duration | None = None,
         limit: int = 100,
         after: str | None = None,
+        newest: bool = False,
     ) -> Sequence[MessageInfo]:
         """List messages, approximately in the order in which they were sent.
 
@@ -120,13 +121,14 @@ class Messages:
             older_than: Only messages that were sent, or have ended, longer ago.
             limit: The maximum number of messages.
             after: Only messages after this id: the last one of the previous list.
+            newest: List them in the reverse order, the newest first.
         """
         chosen = _filter(status=status, entity=entity, older_than=older_than)
         found: list[MessageInfo] = []
         after = after if after is None else require_text(str(after), what="message id")
         while len(found) < limit:
             most = min(_PAGE, limit - len(found))
-            rows = await self._source().list(chosen, after=after, most=most)
+            rows = await self._source().list(chosen, after=after, most=most, newest=newest)
             found += map(_info, rows)
             if len(rows) < most:
                 break

@@ -371,8 +371,11 @@ class MessageStore(Protocol):
         """
         ...
 
-    async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
-        """Return messages after the id `after`, in order of their ids, which is about the order of sending."""
+    async def list(
+        self, chosen: MessageFilter, *, after: str | None = None, most: int = 100, newest: bool = False
+    ) -> Sequence[MessageRow]:
+        """Return messages after the id `after`, in order of their ids, which is about the order of sending; with
+        `newest` in the reverse order."""
         ...
 
     async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 _errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
 
 
+_PAST_ALL = "\U0010ffff"
+"""Sorts after every id."""
+
+
 class PostgresMessages(PostgresStore, MessageWriter):
     """The messages of one cluster. See `storage.contracts.messages.MessageStore`."""
 
@@ -89,10 +93,15 @@ class PostgresMessages(PostgresStore, MessageWriter):
             return bool(await self._write("cancel", id, reply))
         return bool(await self._write("cancel_fenced", claim.runner, claim.seat, claim.epoch, id, reply))
 
-    async def list(self, chosen: MessageFilter, *, after: str | None = None, most: int = 100) -> Sequence[MessageRow]:
-        """Return messages in order of their ids, after the id `after`."""
-        name = "list_dead" if chosen.status == "dead" else "list"
-        return _rows(await self._read(name, after or "", most, *_asked(chosen)))
+    async def list(
+        self, chosen: MessageFilter, *, after: str | None = None, most: int = 100, newest: bool = False
+    ) -> Sequence[MessageRow]:
+        """Return messages in order of their ids, or from the newest one back, after the id `after`."""
+        given = after or (_PAST_ALL if newest else ""), most, *_asked(chosen)
+        if chosen.status == "dead":
+            return _rows(await self._read("list_dead", *given, newest))
+        back = "list_newest_pending" if chosen.status == "pending" else "list_newest"
+        return _rows(await self._read(back if newest else "list", *given))
 
     async def revive(self, *, id: str | None = None, entity_type: str = "", entity_id: str = "") -> int:
         """Make a dead message, or all dead ones of an entity, pending again."""

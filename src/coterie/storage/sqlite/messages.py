@@ -167,11 +167,17 @@ def _past(mark: Mark | None) -> dict[str, object]:
 
 
 def listed(
-    connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str | None = None, most: int = 100
+    connection: apsw.Connection,
+    scope: Scope,
+    chosen: MessageFilter,
+    *,
+    after: str | None = None,
+    most: int = 100,
+    newest: bool = False,
 ) -> list[MessageRow]:
-    """The next messages, in the order of their ids."""
-    ids = _chosen(connection, scope, chosen, after=after or "", most=most)
-    return sorted(look(connection, scope, ids), key=lambda row: row.id)
+    """The next messages, in the order of their ids, or in the reverse order."""
+    ids = _chosen(connection, scope, chosen, after=after or (_PAST_ALL if newest else ""), most=most, newest=newest)
+    return sorted(look(connection, scope, ids), key=lambda row: row.id, reverse=newest)
 
 
 def cancel(connection: apsw.Connection, scope: Scope, id: str, claim: Claim | None, *, reply: bytes) -> bool:
@@ -228,13 +234,21 @@ def _last_of(connection: apsw.Connection, scope: Scope, *, after: str, most: int
 
 
 def _chosen(
-    connection: apsw.Connection, scope: Scope, chosen: MessageFilter, *, after: str, most: int, ended: bool = False
+    connection: apsw.Connection,
+    scope: Scope,
+    chosen: MessageFilter,
+    *,
+    after: str,
+    most: int,
+    ended: bool = False,
+    newest: bool = False,
 ) -> list[str]:
     before_ns = None if chosen.older_than_s is None else later_ns(scope, -chosen.older_than_s)
     names = bindings(scope, after=after, most=most, ended=ended, before_ns=before_ns, method=chosen.method)
     names |= {"entity_type": chosen.entity_type, "entity_id": chosen.entity_id}
     names["status"] = None if chosen.status is None else STATUSES.index(chosen.status)
-    name = "chosen_dead" if chosen.status == "dead" else "chosen"
+    names["newest"] = newest
+    name = "chosen_dead" if chosen.status == "dead" else "chosen_newest" if newest else "chosen"
     if chosen.status == "pending" and not ended:
         name = "chosen_pending"
     return [message for (message,) in connection.execute(SQL[name], names)]

@@ -419,11 +419,53 @@ where cluster = $1 and id > $2 and status = coalesce($4, status) and entity_type
 order by cluster, id
 limit $3;
 
+-- name: list_newest
+-- As `list`, from the newest one back.
+select
+    id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
+    trace_id, losses
+from coterie.messages
+where cluster = $1 and id < $2 and status = coalesce($4, status) and entity_type = coalesce($5, entity_type)
+    and entity_id = coalesce($6, entity_id) and method = coalesce($7, method)
+    and ($8::float8 is null or coalesce(completed_at, sent_at) <= clock_timestamp() - make_interval(secs => $8))
+order by cluster desc, id desc
+limit $3;
+
+-- name: list_newest_pending
+-- As `list_newest`, for pending messages. If they are few, they are read and sorted, and what is done is not walked
+-- along. If they are many, some are found soon.
+with known as materialized (
+    select id from coterie.messages where cluster = $1 and status = 0 order by cluster, seat, due_at limit 10001
+), few as materialized (
+    select m.*
+    from known cross join lateral (
+        select * from coterie.messages where cluster = $1 and id = known.id and id < $2 offset 0
+    ) as m
+    where (select count(*) from known) <= 10000
+), walked as materialized (
+    select * from coterie.messages
+    where cluster = $1 and id < $2 and status = $4 and entity_type = coalesce($5, entity_type)
+        and entity_id = coalesce($6, entity_id) and method = coalesce($7, method)
+        and ($8::float8 is null or sent_at <= clock_timestamp() - make_interval(secs => $8))
+        and (select count(*) from known) > 10000
+    order by cluster desc, id desc
+    limit $3
+)
+select
+    id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
+    trace_id, losses
+from (select * from few union all select * from walked) as found
+where status = 0 and entity_type = coalesce($5, entity_type) and entity_id = coalesce($6, entity_id)
+    and method = coalesce($7, method)
+    and ($8::float8 is null or sent_at <= clock_timestamp() - make_interval(secs => $8))
+order by id desc
+limit $3;
+
 -- name: list_dead
--- As `list`, for dead messages, which are few among many.
+-- As `list`, for dead messages, which are few among many; with $9 from the newest one back.
 with dead as materialized (
     select * from coterie.messages
-    where cluster = $1 and id > $2 and attempts > 0 and status <> 1 and status = $4
+    where cluster = $1 and case when $9::boolean then id < $2 else id > $2 end and attempts > 0 and status <> 1 and status = $4
         and entity_type = coalesce($5, entity_type) and entity_id = coalesce($6, entity_id)
         and method = coalesce($7, method)
         and ($8::float8 is null or completed_at <= clock_timestamp() - make_interval(secs => $8))
@@ -432,7 +474,7 @@ select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
     trace_id, losses
 from dead
-order by id
+order by case when $9 then id end desc, id
 limit $3;
 
 -- name: revive

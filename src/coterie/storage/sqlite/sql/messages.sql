@@ -167,25 +167,37 @@ and (:method is null or method = :method)
 and (:before_ns is null or coalesce(completed_at_ns, sent_at_ns) <= :before_ns)
 order by id limit :most;
 
+-- name: chosen_newest
+-- The same in the reverse order.
+select id from messages
+where cluster = :cluster and id < :after
+and (:status is null or status = :status)
+and (:entity_type is null or entity_type = :entity_type)
+and (:entity_id is null or entity_id = :entity_id)
+and (:method is null or method = :method)
+and (:before_ns is null or coalesce(completed_at_ns, sent_at_ns) <= :before_ns)
+order by id desc limit :most;
+
 -- name: chosen_pending
--- The same of pending ones, which may be few among many: the planner would walk along all ids, as they are in order.
+-- The same of pending ones, which may be few among many, in either order: the planner would walk along all ids, as they
+-- are in order.
 select id from messages indexed by messages_pending
-where cluster = :cluster and id > :after and status = 0
+where cluster = :cluster and iif(:newest, id < :after, id > :after) and status = 0
 and (:entity_type is null or entity_type = :entity_type)
 and (:entity_id is null or entity_id = :entity_id)
 and (:method is null or method = :method)
 and (:before_ns is null or sent_at_ns <= :before_ns)
-order by id limit :most;
+order by iif(:newest, id, '') desc, id limit :most;
 
 -- name: chosen_dead
 -- The same of dead ones.
 select id from messages indexed by messages_dead
-where cluster = :cluster and id > :after and status = 2
+where cluster = :cluster and iif(:newest, id < :after, id > :after) and status = 2
 and (:entity_type is null or entity_type = :entity_type)
 and (:entity_id is null or entity_id = :entity_id)
 and (:method is null or method = :method)
 and (:before_ns is null or completed_at_ns <= :before_ns)
-order by id limit :most;
+order by iif(:newest, id, '') desc, id limit :most;
 
 -- name: cancel
 -- End a pending message: its reply says that it was cancelled, and its key is free again.
