@@ -161,7 +161,7 @@ def test_steps_are_drawn_on_a_line_of_time_with_what_is_known_of_them(window: Wi
     known = {"began_at": "2026-03-01T12:00:00Z", "ended_at": "2026-03-01T12:00:30Z", "attempts": 3, "runner": "web-2"}
     rest = {"began_at": "2026-03-01T12:00:30Z", "ended_at": "2026-03-01T12:00:40Z", "attempts": None, "runner": None}
     none = dict.fromkeys(known)
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"name": "charge", "kind": "step", "status": "done", "done": True, "result": "paid", **known},
         {"name": "rest", "kind": "sleep", "status": "done", "done": True, **rest},
         {"name": "of old", "kind": "step", "status": "done", "done": True, **none},
