@@ -92,10 +92,10 @@ def hosted(folder: Path, env: dict[str, str]) -> Iterator[str]:
     """An application of its own; it is gone when the block is left."""
     port, log = _free_port(), folder / "host.log"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
-    line = [sys.executable, "-m", "uvicorn", "--port", str(port), "tests.cluster.page_host:application"]
+    here = ["--app-dir", str(ROOT), "tests.cluster.page_host:application"]
+    line = [sys.executable, "-m", "uvicorn", "--port", str(port), *here]
     with log.open("wb") as output:
-        env = {**kept, **env, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(line, env=env, cwd=folder, stdout=output, stderr=output)
+        process = subprocess.Popen(line, env={**kept, **env}, cwd=folder, stdout=output, stderr=output)
     try:
         host = Command(process, log.read_text, None)
         host.wait_for("Uvicorn running")

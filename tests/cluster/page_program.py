@@ -109,7 +109,7 @@ async def fill() -> None:
             await cluster.kv.set(f"orders/{name}", {"name": name, "text": LONG})
             await cluster.send(account.charge("o-1", 5))
             await cluster.send(account.charge("o-2", -5))
-        for number in range(8):
+        for number in range(6):
             await cluster.start_workflow(checkout, f"{MARKUP} {number}", id=f"order-{number}")
 
 

@@ -37,6 +37,10 @@ PAGES = (
 FEW_ROWS = "{include: [document], exclude: ['tbody tr:nth-child(n+4)', '.cell:nth-child(n+4)', '.lane > *']}"
 """What axe looks at: rows of a table are alike, and it takes long."""
 
+THEMES: tuple[tuple[str, Any], ...] = (("light", {}), ("dark", {"runOnly": ["color-contrast"]}))
+DIFFERENT = {PAGES[0], PAGES[1], PAGES[3], PAGES[7], PAGES[8]}
+"""Pages whose parts are not all on other pages."""
+
 OVER = "document.documentElement.scrollWidth - innerWidth"
 CUT = """[...document.querySelectorAll(".table")].filter((each) => each.scrollWidth > each.clientWidth + 1)
     .map((each) => each.querySelector("table").ariaLabel)"""
@@ -157,7 +161,7 @@ def test_steps_are_drawn_on_a_line_of_time_with_what_is_known_of_them(window: Wi
     known = {"began_at": "2026-03-01T12:00:00Z", "ended_at": "2026-03-01T12:00:30Z", "attempts": 3, "runner": "web-2"}
     rest = {"began_at": "2026-03-01T12:00:30Z", "ended_at": "2026-03-01T12:00:40Z", "attempts": None, "runner": None}
     none = dict.fromkeys(known)
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"name": "charge", "kind": "step", "status": "done", "done": True, "result": "paid", **known},
         {"name": "rest", "kind": "sleep", "status": "done", "done": True, **rest},
         {"name": "of old", "kind": "step", "status": "done", "done": True, **none},
@@ -188,6 +192,35 @@ def test_steps_are_drawn_on_a_line_of_time_with_what_is_known_of_them(window: Wi
     window.open("workflows?name=checkout&id=order-0")
     assert main.locator(".lane rect").count() == 3, "their order is drawn"
     window.wait_for("when each of them ran is not stored")
+
+
+def test_moves_of_shards_are_replayed_by_keys(window: Window) -> None:
+    """From event to event, with what happened as text; nothing moves by itself where less motion is wanted."""
+    moves = [
+        {"at": f"2026-03-01T12:{minute}Z", "shard": f"default:{shard}", "epoch": 100, "from": old, "to": new}
+        for minute, shard, old, new in (
+            ("00:01", 0, "past-1", None),
+            ("00:03", 0, None, "past-2"),
+            ("30:00", 0, "past-2", "past-3"),
+        )
+    ]
+    answer = {"since": "2026-03-01T11:30:00Z", "moves": moves}
+    window.page.route("**/api/shards/moves", lambda route: route.fulfill(json=answer))
+    main = window.open("shards")
+    slider = main.get_by_role("slider")
+    assert slider.input_value() == "2"
+    slider.focus()
+    window.page.keyboard.press("ArrowLeft")
+    window.wait_for("past-2 joined, past-1 left: default:0 moved in 2.0s", ".replay-text")
+    assert "past-2" in (main.locator(".map .cell").first.get_attribute("title") or "")
+    window.page.keyboard.press("ArrowLeft")
+    window.wait_for("before all moves that are known", ".replay-text")
+    assert "past-1" in (main.locator(".map .cell").first.get_attribute("title") or "")
+    assert window.page.url.endswith("at=start"), "it can be shared"
+    assert not main.get_by_role("button", name="Play").count()
+    main.get_by_role("button", name="Now").click()
+    window.wait_for("now; last", ".replay-text")
+    assert "past" not in (main.locator(".map .cell").first.get_attribute("title") or "")
 
 
 def test_two_browsers_see_a_leader_resign(window: Window, browser: Browser, page_cluster: PageCluster) -> None:
@@ -337,7 +370,7 @@ def test_axe_finds_nothing_serious(window: Window, tmp_path: Path) -> None:
     found = []
     for address in PAGES:
         window.open(address)
-        for theme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+        for theme, options in THEMES if address in DIFFERENT else THEMES[:1]:
             window.page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
             judged = window.page.evaluate(f"options => axe.run({FEW_ROWS}, options)", options)
             serious = [each for each in judged["violations"] if each["impact"] in ("serious", "critical")]

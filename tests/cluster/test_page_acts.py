@@ -66,6 +66,8 @@ def test_dead_messages_are_purged_by_keyboard(window: Window) -> None:
     assert "deletes 1 message of Account.charge for good" in window.confirm(by_keyboard=True)
     window.wait_for("No message matches this filter.")
     assert "1 message of Account.charge deleted" in window.recorded("purge", "message")
+    # It may have been read once more between its end in the database and the answer that says so.
+    window.problems = [said for said in window.problems if "404 (Not Found)" not in said or "api/message?" not in said]
 
 
 def test_what_is_selected_is_purged_and_nothing_else(window: Window) -> None:
@@ -145,7 +147,7 @@ def test_the_page_streams_and_acts_where_it_is_mounted_and_behind_a_prefix(
     browser: Browser, page_cluster: PageCluster
 ) -> None:
     host = page_cluster.host()
-    for prefix, order in (("/coterie", 4), ("/coterie/", 5), ("/tools/ops/", 6)):
+    for prefix, order in (("/coterie", 4), ("/tools/ops/", 5)):
         window = Window(browser, f"{host}{prefix}")
         window.wait_for("live", "#live")
         main = window.open("cron?name=often")

@@ -49,8 +49,8 @@ export async function confirm({ title, name, body, danger = false, after }) {
       const result = await act(name, body);
       close();
       tell(result.done ?? preview.will);
-      refresh();
       after?.(result);
+      refresh();
     } catch (error) {
       refused(error);
     }

@@ -50,8 +50,8 @@ export function listen(pages, pause) {
 /** From one thing to its list, from a filter to all. */
 function back() {
   const { page, params } = app.route;
-  const { id, name, key, shard, runner, ...rest } = params;
-  if (id !== undefined || name !== undefined || key !== undefined || shard !== undefined || runner !== undefined) go(page, page === "entities" && id === undefined ? {} : rest);
+  const { id, name, key, shard, runner, at, ...rest } = params;
+  if (id !== undefined || name !== undefined || key !== undefined || shard !== undefined || runner !== undefined || at !== undefined) go(page, page === "entities" && id === undefined ? {} : rest);
   else go(page);
 }
 

@@ -49,7 +49,7 @@ function list(params) {
     asked(resource, "entities", (data) => [
       table({
         label: `entities of ${params.type}`,
-        rows: [...(data.entities ?? [])].sort((one, other) => compare(one.id, other.id)),
+        rows: [...(data.entities ?? [])].sort((one, other) => other.waiting - one.waiting || other.running - one.running || compare(one.id, other.id)),
         key: (row) => row.id,
         selected: params.id,
         hold: true,

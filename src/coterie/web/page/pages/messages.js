@@ -162,7 +162,7 @@ function shown(params, message) {
     ]),
     acts(
       dead && actButton("Retry …", "Retry the message", "retry", { ids: [message.id] }),
-      (dead || message.status === "done") && actButton("Purge …", "Purge the message", "purge", { ids: [message.id] }, { danger: true, after: () => go("messages", { ...params, id: "" }) }),
+      (dead || message.status === "done") && actButton("Purge …", "Purge the message", "purge", { ids: [message.id] }, { danger: true, after: () => go("messages", { ...params, id: "" }, { replace: true }) }), // before it is read again
     ),
     h("h3", null, "Arguments"),
     values === undefined ? h("p", { class: "dim" }, "The arguments are hidden by a setting.") : dead && mayAct() ? editor(message, values) : block(json(values), "arguments"),

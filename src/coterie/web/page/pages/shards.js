@@ -1,8 +1,11 @@
-// One cell for each shard, in the colour and pattern of its owner; cells change as shards move.
+// One cell for each shard, in the colour and pattern of its owner; cells change as shards move, and earlier moves are replayed.
 
-import { app, colour, page } from "../app.js";
+import { address } from "../api.js";
+import { app, colour, now, page, zone } from "../app.js";
 import { h, memo } from "../dom.js";
-import { count, counted } from "../format.js";
+import { clock, count, counted } from "../format.js";
+import { before, events, owners as formerOwners } from "../moves.js";
+import { use } from "../resource.js";
 import { go, link } from "../router.js";
 import { compare, rows } from "../store.js";
 import { empty, loading, name, runner, section, select, state, table, terms, time } from "../ui.js";
@@ -18,9 +21,15 @@ function view({ params }) {
   if (!groups.length) return empty("No shards yet: they are made when the first runner starts.", "coterie run app.py");
   const chosen = groups.find((row) => row.group === params.group) ?? groups.find((row) => row.group === seen.shards.get(params.shard)?.group) ?? groups[0];
   const by = params.by === "owner" ? "owner" : "id";
-  const shards = rows(seen.shards).filter((row) => row.group === chosen.group);
+  const current = rows(seen.shards).filter((row) => row.group === chosen.group);
+  const resource = use(address("shards/moves"), `${chosen.newest_epoch}/${Math.floor(now() / 15_000)}`);
+  const past = { ...resource.data, events: resource.data ? events(resource.data.moves, current) : [] };
+  const place = placeOf(past, params);
+  const isNow = place === past.events.length;
+  const shards = isNow ? current : before(current, past.events, place);
+  const group = isNow ? chosen : summed(chosen, shards);
   shards.sort((one, other) => (by === "owner" ? compare(one.owner ?? "\uffff", other.owner ?? "\uffff") : 0) || one.number - other.number);
-  const cell = seen.shards.get(params.shard);
+  const cell = shards.find((row) => row.shard === params.shard);
   return h(
     "div",
     { class: "grid" },
@@ -30,14 +39,15 @@ function view({ params }) {
         { class: "tools" },
         groups.length > 1 && select("group", chosen.group, groups.map((row) => [row.group, row.group]), (group) => go("shards", { ...params, group, shard: "" })),
         select("sort by", by, BY, (value) => go("shards", { ...params, by: value })),
-        h("p", { class: "dim" }, summary(chosen)),
+        h("p", { class: "dim" }, isNow ? summary(chosen) : state("warn", `as it was at ${clock(Date.parse(past.events[place - 1]?.at ?? past.since), zone())}`, "◀")),
       ),
-      legend(chosen, params),
-      map(shards, params),
-      cell ? details(cell) : h("p", { class: "dim" }, "Choose a cell to see its owner and epoch; arrow keys move between cells."),
+      legend(group, params),
+      map(shards, { ...params, by }),
+      replay(past, place, params),
+      cell ? details(cell, isNow ? past : null) : h("p", { class: "dim" }, "Choose a cell to see its owner and epoch; arrow keys move between cells."),
     ),
-    section("Owners", { class: "half" }, owners(chosen, shards)),
-    section("Moves seen", { class: "half" }, seenMoves()),
+    section("Owners", { class: "half" }, owners(group, shards)),
+    section("Moves", { class: "half" }, resource.data ? listed(past, place, params) : seenMoves()),
   );
 }
 
@@ -114,7 +124,8 @@ function arrows(event) {
   cells[Math.min(cells.length - 1, Math.max(0, at + step))].focus();
 }
 
-function details(row) {
+function details(row, past) {
+  const former = formerOwners(past?.moves ?? [], row.shard);
   return h(
     "div",
     { class: "detail", "aria-live": "off" },
@@ -123,6 +134,8 @@ function details(row) {
       ["owner", runner(row.owner)],
       ["epoch", count(row.epoch)],
       ["state", row.state === "owned" ? state("good", "owned") : row.state === "moving" ? state("busy", "moving") : state("bad", "no owner")],
+      ["since", former[0] && time(former[0].at)],
+      ["was on", former.length > 1 && former.slice(1, 4).map((each) => h("span", { key: each.epoch, class: "spot" }, each.owner ? runner(each.owner) : "nobody", ` epoch ${count(each.epoch)}`))],
       ["should be on", row.target && row.target !== row.owner ? runner(row.target) : null],
       ["no runner", row.target ? null : "no runner serves its group"],
     ]),
@@ -154,6 +167,76 @@ export function ranges(numbers) {
     parts.push(from === sorted[index] ? `${from}` : `${from}–${sorted[index]}`);
   }
   return parts.join(", ") || "none";
+}
+
+// ── earlier moves ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+const STEP_MS = 900;
+const CALM = matchMedia("(prefers-reduced-motion: reduce)");
+let playing = 0;
+
+/** How many events have happened at the place that the address names; all of them: now. */
+function placeOf(past, params) {
+  const found = params.at === "start" ? 0 : past.events.findIndex((event) => event.at === params.at) + 1;
+  return params.at !== undefined && (found || params.at === "start") ? found : past.events.length;
+}
+
+function goTo(past, place) {
+  const at = place >= past.events.length ? "" : place === 0 ? "start" : past.events[place - 1].at;
+  go("shards", { ...app.route.params, at }, { replace: true });
+}
+
+function said(past, place) {
+  const event = past.events[place - 1];
+  return event ? `at ${clock(Date.parse(event.at), zone())}, ${event.text}` : `at ${clock(Date.parse(past.since), zone())}, before all moves that are known`;
+}
+
+/** The group with the figures of another instant. */
+function summed(group, shards) {
+  const held = Object.fromEntries(Object.keys(group.runners).map((called) => [called, 0]));
+  for (const row of shards) if (row.owner) held[row.owner] = (held[row.owner] ?? 0) + 1;
+  return { ...group, runners: held, owned: shards.filter((row) => row.owner).length, moving: 0 };
+}
+
+/** Goes from event to event: by keys, by buttons, and by itself for those who like motion. */
+function replay(past, place, params) {
+  const most = past.events.length;
+  if (!most) return null;
+  const stop = () => { clearInterval(playing); playing = 0; };
+  const step = (to) => { stop(); goTo(past, to); };
+  const play = () => {
+    if (playing) { stop(); app.invalidate(); return; }
+    let next = place >= most ? 0 : place + 1;
+    const turn = () => {
+      if (app.route.page !== "shards" || next > most) stop();
+      else goTo(past, next);
+      next += 1;
+      app.invalidate();
+    };
+    playing = setInterval(turn, STEP_MS);
+    turn();
+  };
+  const text = place === most ? `now; last ${said(past, place)}` : said(past, place);
+  return h(
+    "div",
+    { class: "replay", role: "group", "aria-label": "earlier moves" },
+    h("button", { type: "button", "aria-label": "the event before", title: "the event before", disabled: place === 0, onclick: () => step(place - 1) }, "◀"),
+    h("input", { type: "range", "aria-label": "moves of shards", "aria-valuetext": text, min: "0", max: String(most), step: "1", value: String(place), oninput: (event) => step(Number(event.target.value)) }),
+    h("button", { type: "button", "aria-label": "the event after", title: "the event after", disabled: place === most, onclick: () => step(place + 1) }, "▶"),
+    !CALM.matches && h("button", { type: "button", onclick: play }, playing ? "Stop" : "Play"),
+    place < most && h("button", { type: "button", class: "primary", onclick: () => step(most) }, "Now"),
+    h("p", { class: "replay-text", "aria-hidden": "true" }, text),
+  );
+}
+
+function listed(past, place, params) {
+  const from = h("p", { class: "dim" }, "Known since ", time(past.since), ".");
+  if (!past.events.length) return [h("p", { class: "dim" }, "No shard has moved. Start or stop a runner to see some move."), from];
+  const newest = past.events.map((event, index) => ({ ...event, index })).reverse().slice(0, 20);
+  return [
+    h("ol", { class: "events" }, newest.map((event) => h("li", { key: event.at }, time(event.at), " ", h("a", { href: link("shards", { ...params, at: event.index + 1 === past.events.length ? "" : event.at }), "aria-current": event.index + 1 === place ? "true" : null }, name(event.text))))),
+    from,
+  ];
 }
 
 function seenMoves() {
