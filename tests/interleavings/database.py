@@ -35,6 +35,16 @@ SQL: Mapping[str, str] = {
 }
 """The statements under test, by name; those of the key-value store as `kv_get` and so on."""
 
+ORPHANS = """
+select s.name, s.holder
+from coterie.seats as s
+where s.cluster = $1 and s.holder is not null and not exists (
+    select from coterie.runners as r where r.id = s.holder and r.cluster = s.cluster
+)
+order by s.name
+"""
+"""Seats whose holder is no runner of this cluster. There must be none [C4]."""
+
 _TABLES = {
     "runners": "select id, knows from coterie.runners order by id",
     "leases": "select id, counter, leaving from coterie.leases order by id",
@@ -57,7 +67,7 @@ _TABLES = {
     "machines": "select id, holder, expires_at > now() as leased, until_ms from coterie.machines order by id",
     "secrets": "select value from coterie.secrets",
     "generations": "select generation from coterie.generations",
-    "orphans": SQL["seats_without_runner"].replace("$1", f"'{CLUSTER}'"),
+    "orphans": ORPHANS.replace("$1", f"'{CLUSTER}'"),
 }
 
 _EMPTIED = (

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.durable.position import Place
+    from coterie.kernel.retry import Retry
     from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.units import DeferredRow, StepResult, StepRow, UnitSnapshot
     from coterie.work.services import Services
@@ -43,6 +44,7 @@ class Journal:
         tenure: The tenure under which it writes.
         open: Loads it when the first step is called; None: the seat is not held.
         life: The life of the unit, unless another one is stored.
+        retry: The retry policy of steps that raise; None: no retries.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Journal:
         *,
         open: Callable[[], Awaitable[UnitSnapshot | None]],
         life: int = 0,
+        retry: Retry | None = None,
     ) -> None:
         self.unit = unit
+        self.retry = retry
         self.places = Places(unit)
         self.halted: BaseException | None = None
         """Why a branch could not continue, even if the body has hidden that: task groups do, and so does
@@ -65,6 +69,7 @@ class Journal:
         self._services = services
         self._tenure = tenure
         self._dial = services.dial
+        self._most_bytes = services.settings.frame_limit  # of a result
         self._opening: asyncio.Task[UnitSnapshot] | None = None
         self._is_loaded = False
         self.life = life

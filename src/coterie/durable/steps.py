@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 
     from coterie.durable.position import Place
     from coterie.kernel.serialization.codec import Codec
-    from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import StepRow, UnitSnapshot
-    from coterie.work.services import Services
+    from coterie.storage.contracts.units import StepRow
 
 
 _PLAIN = (str, int, float, bool, bytes, datetime, type(None))
@@ -156,27 +154,10 @@ class Attempts:
 class DurableWork(WaitingWork):
     """The steps of one unit.
 
-    Args:
-        retry: The retry policy of steps that raise; None: no retries. For the others see `Journal`.
-
     Promise:
         A stored step never runs again, and returns what is stored (W1). Code that diverges from what is stored gets
         `StepDiverged`, and nothing stored is changed (W2).
     """
-
-    def __init__(
-        self,
-        unit: str,
-        services: Services,
-        tenure: Tenure,
-        *,
-        open: Callable[[], Awaitable[UnitSnapshot | None]],
-        life: int = 0,
-        retry: Retry | None = None,
-    ) -> None:
-        super().__init__(unit, services, tenure, open=open, life=life)
-        self.retry = retry
-        self._most_bytes = services.settings.frame_limit
 
     def step(
         self,

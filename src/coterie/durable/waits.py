@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from coterie.durable.position import Place
     from coterie.kernel.durations import Duration
+    from coterie.kernel.retry import Retry
     from coterie.ownership.seats import Tenure
     from coterie.storage.contracts.units import DeferredRow, StepRow, UnitSnapshot
     from coterie.work.services import Services
@@ -59,8 +60,9 @@ class WaitingWork(Journal):
         *,
         open: Callable[[], Awaitable[UnitSnapshot | None]],
         life: int = 0,
+        retry: Retry | None = None,
     ) -> None:
-        super().__init__(unit, services, tenure, open=open, life=life)
+        super().__init__(unit, services, tenure, open=open, life=life, retry=retry)
         self.waits: dict[Wait, None] = {}
         self.busy = 0
         """Steps that run or are being stored."""

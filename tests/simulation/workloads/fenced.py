@@ -86,7 +86,7 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
         await sim.wait_until(lambda: all_held(sim), within="60s")
         await sim.advance(5)
         events = [*history(sim.database.main), *notes.trusted.values()]
-        orphans = seats.seats_without_runner(sim.database.main, CLUSTER)
+        orphans = seats_without_runner(sim.database.main, CLUSTER)
     assert not orphans, f"seats of runners that do not exist: {orphans}"
     judged = check(events, EpochsGrow(), NoStaleCommit(), OneChain(), BeliefBounded())
     assert sum(isinstance(event, Saved) for event in events) > 10, "hardly anything was written: the run shows nothing"
@@ -283,6 +283,15 @@ def prepare(sim: Simulation) -> None:
     seats.declare(main, Scope(CLUSTER, 0), [SeatDeclaration(seat, "default") for seat in SEATS])
     main.create_scalar_function("virtual_ns", lambda *_: sim.loop.now_ns, 0)
     main.execute(HISTORY)
+
+
+def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[Any, ...]]:
+    """Seats whose holder is no runner of this cluster. There must be none [C4]."""
+    return main.execute(
+        "select s.name, s.holder from seats s where s.cluster = ? and s.holder is not null"
+        " and not exists (select 1 from runners r where r.id = s.holder and r.cluster = s.cluster) order by s.name",
+        (cluster,),
+    ).fetchall()
 
 
 def history(main: apsw.Connection) -> list[Event]:

@@ -26,7 +26,7 @@ from coterie.testing import faults
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.loop.seeds import stream
 from coterie.testing.simulation import Simulation, simulate
-from tests.simulation.workloads.fenced import HISTORY, history
+from tests.simulation.workloads.fenced import HISTORY, history, seats_without_runner
 from tests.support.history.ownership import (
     Drawn,
     EpochsGrow,
@@ -86,7 +86,7 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
             raise
         await drawing.stop()
         events = history(sim.database.main)
-        orphans = seats.seats_without_runner(sim.database.main, cluster.settings.name)
+        orphans = seats_without_runner(sim.database.main, cluster.settings.name)
     assert not orphans, f"seats of runners that do not exist: {orphans}"
     assert sum(isinstance(event, Saved) for event in events) > 10, "hardly anything was written: the run shows nothing"
     return notes.judge(sim)

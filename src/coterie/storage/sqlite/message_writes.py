@@ -6,7 +6,6 @@ and a refused member has written nothing, while its neighbours commit [M3].
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,16 +17,13 @@ from coterie.storage.sqlite.messages import SQL, Error
 from coterie.storage.sqlite.store import LAST_NS, bindings, later_ns, write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import apsw
 
     from coterie.storage.contracts.messages import Commit, Committed, Insert, Message, Setback, Suffered
     from coterie.storage.sqlite.store import Scope
 
-_plain: Callable[[Message], tuple[Any, ...]] = attrgetter(
-    "id", "seat", "entity_type", "entity_id", "method", "key", "digest", "trace_id"
-)
 _DUE_AT_NS = 8
 """The index of the due time in a `_row`."""
 
@@ -121,7 +117,18 @@ def _same(scope: Scope) -> tuple[Any, ...]:
 
 def _row(scope: Scope, message: Message) -> tuple[Any, ...]:
     """The parameters of a message's insert."""
-    return (*_plain(message), _due_at_ns(scope, message), message.payload)
+    return (
+        message.id,
+        message.seat,
+        message.entity_type,
+        message.entity_id,
+        message.method,
+        message.key,
+        message.digest,
+        message.trace_id,
+        _due_at_ns(scope, message),
+        message.payload,
+    )
 
 
 def _is_due(message: Message) -> bool:

@@ -244,11 +244,6 @@ def note(
     main.executemany(SQL["note"], rows)
 
 
-def seats_without_runner(main: apsw.Connection, cluster: str) -> list[tuple[str, str]]:
-    """Seats whose holder does not exist. There must be none [C4]."""
-    return [(name, holder) for name, holder in main.execute(SQL["seats_without_runner"], {"cluster": cluster})]
-
-
 def _runner(row: Sequence[Any], *, leaving: bool) -> RunnerRow:
     fields = to_fields(RunnerRow, (*row, leaving))
     return RunnerRow(**fields | {"groups": _GROUPS.decode(fields["groups"]), "knows": _KNOWS.decode(fields["knows"])})

@@ -81,9 +81,9 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
 def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
     """One result per write, from the statement's rows; None for a message not stored because of another one."""
     if shape == "insert_messages":
-        stored = {id_: (due_at, now) for id_, due_at, now in rows}
+        stored = {row[0]: row for row in cast("Iterable[Sequence[Any]]", rows)}
         messages = [write.message for write in cast("Sequence[Insert]", writes)]
-        return [_fresh(m, *stored[m.id]) if m.id in stored else None for m in messages]
+        return [_fresh(m, row[1], row[2]) if (row := stored.get(m.id)) is not None else None for m in messages]
     told: dict[int, str] = dict(cast("Iterable[tuple[int, str]]", rows))
     return [told[number] for number in range(1, len(writes) + 1)]
 

@@ -304,12 +304,3 @@ with runners as (
 )
 select runners.found as runners, seats.*
 from runners cross join seats;
-
--- name: seats_without_runner
--- Seats whose holder is no runner of this cluster. There must be none [C4].
-select s.name, s.holder
-from coterie.seats as s
-where s.cluster = $1 and s.holder is not null and not exists (
-    select from coterie.runners as r where r.id = s.holder and r.cluster = s.cluster
-)
-order by s.name;

@@ -114,10 +114,3 @@ from seats where cluster = :cluster;
 -- Something that happened, in the transaction in which it did (setting `audit`).
 insert into audit (cluster, at_ns, kind, runner, seat, epoch, note)
 values (:cluster, :now_ns, :kind, :runner, :seat, :epoch, :note);
-
--- name: seats_without_runner
--- Seats whose holder is no runner of this cluster. There must be none [C4].
-select s.name, s.holder from seats s
-where s.cluster = :cluster and s.holder is not null
-and not exists (select 1 from runners r where r.id = s.holder and r.cluster = s.cluster)
-order by s.name;
