@@ -12,7 +12,7 @@ from coterie.durable.token import Tokens
 from coterie.entities.calls.client import CallClient
 from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import spans
-from coterie.kernel.clock import SystemClock
+from coterie.kernel.clock import Clock, SystemClock
 from coterie.kernel.fork_guard import ProcessOrigin
 from coterie.kernel.ids import new_incarnation
 from coterie.kernel.random import Random
@@ -20,29 +20,24 @@ from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
 from coterie.kv.changes import KeyValues
 from coterie.observe.collect import Collector
-from coterie.observe.facts import Usage, usage
+from coterie.observe.facts import LocalFacts, Usage, usage
 from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
-from coterie.ownership.lease_thread import ThreadSideLoop
+from coterie.ownership.lease_thread import SideLoop, ThreadSideLoop
 from coterie.ownership.machine_id import IdGenerator
 from coterie.storage.engines import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
-from coterie.transport.interface import Route, TransportLimits
+from coterie.transport.interface import Route, Transport, TransportLimits, Wire
 from coterie.transport.peers import Peers
 from coterie.transport.requests import Routes
 from coterie.transport.tcp import TcpWire
-from coterie.work.pruner import Pruner
+from coterie.work.pruner import Pruner, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from coterie.kernel.clock import Clock
-    from coterie.observe.facts import LocalFacts
-    from coterie.ownership.lease_thread import SideLoop
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
-    from coterie.transport.interface import Transport, Wire
-    from coterie.work.pruner import Table
 
 _HINT_S = 1.0
 """How long a hint may take: the sender does not wait longer, since the news is found without the hint, too."""

@@ -22,20 +22,17 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from coterie.errors import ShuttingDown
-from coterie.kernel.clock import SystemClock
+from coterie.errors import PersistenceError, ShuttingDown
+from coterie.kernel.clock import Clock, SystemClock
 from coterie.kernel.durations import format_duration
 from coterie.kernel.service import Tasks
 from coterie.observe import logs
-from coterie.runner import name_of
+from coterie.runner import Runner, name_of
 from coterie.settings.secret import redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coterie.errors import PersistenceError
-    from coterie.kernel.clock import Clock
-    from coterie.runner import Runner
     from coterie.settings import Settings
 
 log = logging.getLogger("coterie")

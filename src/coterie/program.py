@@ -5,21 +5,19 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from coterie.client import Client, system_parts
+from coterie.client import Client, ClientParts, system_parts
 from coterie.entities.registry import EntityRegistry
 from coterie.kernel.service import State
-from coterie.runner import Runner, no_occupants
+from coterie.runner import Runner, Workplace, no_occupants
 from coterie.singletons.registry import SingletonRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from coterie.client import ClientParts
     from coterie.cluster import Cluster
     from coterie.cron.registry import CronRegistry
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy
-    from coterie.runner import Workplace
     from coterie.settings import Settings
     from coterie.setup import Setup
     from coterie.workflows.registry import StartChild, WorkflowRegistry

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
-from coterie.client import Client
+from coterie.client import Client, ClientParts
 from coterie.errors import CoterieError, StorageReplaced
 from coterie.kernel import spans
 from coterie.kernel.ids import Seat, new_incarnation
@@ -23,27 +23,24 @@ from coterie.kernel.retry import Retry
 from coterie.kernel.service import Service, State
 from coterie.observe import otlp
 from coterie.observe.collect import FactsServer
-from coterie.observe.facts import facts_of
+from coterie.observe.facts import LocalFacts, facts_of
 from coterie.ownership.membership import Membership
 from coterie.setup import Setups
 from coterie.transport.credentials import credentials_of
-from coterie.transport.interface import Route
+from coterie.transport.interface import Route, Transport
 from coterie.transport.requests import Routes
 from coterie.work.pruner import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from coterie.client import ClientParts
     from coterie.kernel.supervisor import FailingTask
-    from coterie.observe.facts import LocalFacts
     from coterie.ownership.admission import Definition
     from coterie.ownership.exclusion import Cause
     from coterie.ownership.seats import Occupant, Occupy, Tenure
     from coterie.settings import Settings
     from coterie.setup import Setup
     from coterie.storage.interface import RunnerRow, SeatRow
-    from coterie.transport.interface import Transport
 
 log = logging.getLogger("coterie")
 

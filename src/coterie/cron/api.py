@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coterie.cron.definition import CronSummary
+from coterie.cron.definition import Cron, CronSummary
 from coterie.cron.schedule import Schedule
 from coterie.errors import ScheduleError
 from coterie.kernel.clock import require_instant
-from coterie.kernel.durations import seconds_or_none
+from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.ids import Seat
 from coterie.kernel.text import require_text
 from coterie.work.definition import not_in_cluster
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from coterie.client import Client
     from coterie.cron.calendar import Change
-    from coterie.cron.definition import Cron
-    from coterie.kernel.durations import Duration
     from coterie.storage.contracts.ticks import CronRow, Kind, Outcome, TickRow
     from coterie.storage.interface import ClusterSnapshot
 

@@ -14,7 +14,7 @@ from coterie.cron.decide import CatchUp, Overlap, TickPolicy, jitter_of
 from coterie.cron.schedule import Schedule
 from coterie.kernel.durations import Duration, seconds_or_none, to_timedelta
 from coterie.kernel.ids import Seat
-from coterie.kernel.retry import Breaker
+from coterie.kernel.retry import Breaker, Retry
 from coterie.ownership.admission import Definition
 from coterie.settings import parsers
 from coterie.work.definition import refusal, refuse_unknown, require_body, require_name, retry_of
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from coterie.cron.tick import Tick
-    from coterie.kernel.retry import Retry
 
     CronBody = Callable[[Tick], Coroutine[Any, Any, None]]
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from coterie.cron.expression import DAY, HOUR, LAST, MINUTE, MONTH, SECOND, WEEKDAY
+from coterie.cron.expression import DAY, HOUR, LAST, MINUTE, MONTH, SECOND, WEEKDAY, CronField, Field, Fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import timedelta
 
-    from coterie.cron.expression import CronField, Field, Fields
 
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _MONTHS = (

@@ -27,7 +27,7 @@ from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.context import enter
 from coterie.kernel.text import said, storable
-from coterie.storage.contracts.ticks import TickNote
+from coterie.storage.contracts.ticks import Kind, Outcome, TickNote, TickRow
 from coterie.storage.contracts.units import life_of_tick, unit_of_tick
 from coterie.work.context import context_of, in_span
 from coterie.work.limits import is_cancelled, settled
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from coterie.cron.definition import Cron
     from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.ticks import Kind, Outcome, TickRow
     from coterie.storage.interface import Written
     from coterie.work.services import Services
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from coterie.cron.calendar import Calendar, Fixed, Flowing, Steady, read_zone
+from coterie.cron.calendar import Calendar, Fixed, Flowing, Instants, Steady, Zone, read_zone
 from coterie.cron.explain import explain_fields, explain_interval
 from coterie.cron.expression import Expression, Fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.cron.calendar import Instants, Zone
 
 _INSTANT = timedelta(microseconds=1)
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.cron.decide import CronProgress, PauseSpan, RunTick, decide
+from coterie.cron.decide import CronProgress, Decision, PauseSpan, RunTick, decide
 from coterie.cron.run import TickRun
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
-from coterie.storage.contracts.ticks import CronTakeover, TickClaim, TickRow, Verdict
+from coterie.storage.contracts.ticks import CronBook, CronTakeover, Outcome, TickClaim, TickRow, Verdict
 from coterie.work.occupants import GRACE_S, LoopOccupant
 from coterie.work.while_held import AWAY_S, while_held
 
@@ -29,11 +29,9 @@ if TYPE_CHECKING:
     from contextvars import Context
     from datetime import datetime
 
-    from coterie.cron.decide import Decision
     from coterie.cron.definition import Cron
     from coterie.cron.run import Key
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.ticks import CronBook, Outcome
     from coterie.work.services import Services
 
 log = logging.getLogger("coterie.cron")

@@ -10,7 +10,7 @@ from coterie.durable.unit import Steps
 from coterie.kernel.text import countable
 from coterie.storage.contracts.messages import Commit
 from coterie.work.limits import settled
-from coterie.work.transaction import open_transaction
+from coterie.work.transaction import Transaction, open_transaction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
     from coterie.work.services import Services
-    from coterie.work.transaction import Transaction
 
     Beat = Callable[[str, int | None, int | None], None]
 

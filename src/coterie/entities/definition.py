@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypedDict, Unpack, cast
 
 from coterie.entities.arguments import codec_of
 from coterie.entities.entity import E, Entity, state_type_of
-from coterie.entities.reference import Reference, reference_type
+from coterie.entities.reference import Reference, Sender, reference_type
 from coterie.entities.rpc import Rpc, make_rpc, options_of
 from coterie.errors import ConfigurationError, MalformedMessage
 from coterie.kernel.durations import Duration, seconds_or_none
@@ -18,7 +18,6 @@ from coterie.settings import parsers
 from coterie.work.definition import refusal, refuse_unknown, retry_of
 
 if TYPE_CHECKING:
-    from coterie.entities.reference import Sender
     from coterie.kernel.retry import Retry
     from coterie.kernel.serialization.versions import Migrations
 

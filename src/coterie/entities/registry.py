@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from coterie.entities.calls.by_name_server import ByNameServer
 from coterie.entities.calls.client import TypedSender
 from coterie.entities.calls.spans import sent
-from coterie.entities.definition import define
+from coterie.entities.definition import EntityOptions, EntityType, define
 from coterie.entities.host.host import Host
 from coterie.kernel import spans
 from coterie.kernel.text import require_text
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from coterie.client import Client
     from coterie.cluster import Cluster
     from coterie.entities.calls.broadcast import Replies
-    from coterie.entities.definition import EntityOptions, EntityType
     from coterie.entities.entity import E, Entity
     from coterie.entities.reference import Call
     from coterie.entities.rpc import Rpc

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints, overload
+from typing import Any, TypeVar, cast, get_type_hints, overload
 
 from coterie.entities.arguments import Arguments, codec_of, hints_of, item_hints
 from coterie.entities.idempotency_key import ACCEPTED, can_be_key
@@ -18,12 +18,8 @@ from coterie.errors import CoterieError
 from coterie.kernel import metrics
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.metrics import Series
-from coterie.kernel.serialization.codec import codec_for
+from coterie.kernel.serialization.codec import Codec, codec_for
 from coterie.work.definition import refusal, refuse_unknown
-
-if TYPE_CHECKING:
-    from coterie.kernel.serialization.codec import Codec
-
 
 _SAMPLES = ((bool, True), (int, 7), (float, 7.5), (bytes, b"sample"))
 

@@ -20,13 +20,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
-from coterie.kernel.clock import to_datetime, to_ns
+from coterie.kernel.clock import Clock, to_datetime, to_ns
 from coterie.kernel.text import not_unicode
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    from coterie.kernel.clock import Clock
     from coterie.kernel.random import Random
 
     T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)

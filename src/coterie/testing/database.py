@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import apsw
 
-from coterie.errors import CoterieError, PersistenceError
+from coterie.errors import CoterieError, Outcome, PersistenceError
 from coterie.kernel.random import Random
-from coterie.storage.sqlite.database import Patience, desk_in_memory
+from coterie.storage.sqlite.database import Patience, SqliteConnections, desk_in_memory
 from coterie.testing.loop.clocks import SimClock
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.loop.seeds import stream
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from coterie.errors import Outcome
-    from coterie.storage.sqlite.database import SqliteConnections
     from coterie.storage.sqlite.executor import Role
     from coterie.testing.loop.loop import SimLoop
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.entities.calls.local import LocalCall, LocalPipe, LocalStream, call_nearby
 from coterie.entities.calls.wire import MARK, NOT_MINE, read_failure, read_marked
-from coterie.entities.definition import define
-from coterie.entities.entity import state_type_of
+from coterie.entities.definition import EntityType, define
+from coterie.entities.entity import Entity, state_type_of
 from coterie.entities.host.host import Host
 from coterie.entities.host.work import handling
 from coterie.errors import ShuttingDown
-from coterie.kernel.clock import SystemClock
+from coterie.kernel.clock import Clock, SystemClock
 from coterie.kernel.context import trace_here
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Random
@@ -30,11 +30,8 @@ from coterie.testing.loop.loop import SimLoop
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from coterie.entities.definition import EntityType
-    from coterie.entities.entity import Entity
     from coterie.entities.reference import Call, Stream
     from coterie.entities.rpc import Rpc
-    from coterie.kernel.clock import Clock
 
 E = TypeVar("E", bound="Entity[Any]")
 

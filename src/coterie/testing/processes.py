@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from coterie.kernel.durations import to_seconds
+from coterie.kernel.durations import Duration, to_seconds
 from coterie.kernel.service import Tasks
 from coterie.testing.proxy import Proxy
 from coterie.testing.simulation import holds, name_of
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import pwd
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
-    from coterie.kernel.durations import Duration
     from coterie.testing.database import Way
 
 

@@ -9,20 +9,18 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from coterie.errors import PersistenceError, ShuttingDown
-from coterie.kernel.durations import to_seconds
+from coterie.kernel.durations import Duration, to_seconds
 from coterie.storage.sqlite import SqliteStorage
-from coterie.testing.loop.clocks import SimClock
+from coterie.testing.loop.clocks import LocalTime, SimClock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Sequence
 
     from coterie import runner
     from coterie.kernel.clock import Clock
-    from coterie.kernel.durations import Duration
     from coterie.ownership.admission import Definition
     from coterie.ownership.membership import Membership
     from coterie.settings import Settings
-    from coterie.testing.loop.clocks import LocalTime
     from coterie.testing.loop.loop import SimLoop
     from coterie.testing.simulation import Simulation
 

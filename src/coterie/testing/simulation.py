@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 from coterie.client import Client, ClientParts
 from coterie.entities.reference import address_of
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.kernel.durations import to_seconds, to_timedelta
+from coterie.kernel.durations import Duration, to_seconds, to_timedelta
 from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.runner import no_occupants
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.database import SimulatedDatabase
-from coterie.testing.faults import Nemesis
+from coterie.testing.faults import Fault, Nemesis
 from coterie.testing.lease_thread import SimSideLoop
 from coterie.testing.loop.clocks import LocalTime, SimClock
 from coterie.testing.loop.idle import IdleTime
@@ -42,11 +42,9 @@ if TYPE_CHECKING:
     from coterie import runner as real
     from coterie.cluster import Cluster
     from coterie.entities.entity import Entity
-    from coterie.kernel.durations import Duration
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy
     from coterie.settings import SettingsOverrides
-    from coterie.testing.faults import Fault
     from coterie.testing.loop.loop import SimLoop
     from coterie.testing.loop.nodes import Node
 

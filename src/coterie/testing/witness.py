@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from coterie.testing.loop.nodes import current_node
+from coterie.testing.loop.nodes import Node, current_node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from coterie.testing.loop.loop import SimLoop
-    from coterie.testing.loop.nodes import Node
 
 
 class SimulatedWitness:

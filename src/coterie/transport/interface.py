@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from coterie.kernel.service import Service
-from coterie.transport.protocol import FRAME_LIMIT_BYTES
+from coterie.transport.protocol import FRAME_LIMIT_BYTES, TermsFrame
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from coterie.transport.in_flight import Answer, PendingReply
-    from coterie.transport.protocol import TermsFrame
 
 Presence = Literal["present", "other", "refused", "stranger", "silent"]
 """What a probe finds at an address: the runner; another incarnation; no listener; a process without our secret; no

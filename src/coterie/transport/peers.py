@@ -19,21 +19,18 @@ from typing import TYPE_CHECKING, Literal
 from coterie.errors import ShuttingDown
 from coterie.transport.connection import Connection
 from coterie.transport.handshake import Handshake, OtherIncarnation
-from coterie.transport.in_flight import late, unavailable
+from coterie.transport.in_flight import Answer, PendingReply, late, unavailable
 from coterie.transport.interface import Transport, TransportLimits
-from coterie.transport.listener import Gate
+from coterie.transport.listener import Gate, PendingSocket
 from coterie.transport.protocol import Refused, pack_headers
-from coterie.transport.streams import StreamItems
+from coterie.transport.streams import ReadStream, StreamItems
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.random import Random
     from coterie.transport.identity import Identity
-    from coterie.transport.in_flight import Answer, PendingReply
     from coterie.transport.interface import ItemStream, PeerAddress, Presence, RequestHandler, Wire
-    from coterie.transport.listener import PendingSocket
-    from coterie.transport.streams import ReadStream
 
 
 class KnownPeers:

@@ -8,8 +8,8 @@ from weakref import ref
 
 from msgspec import Struct
 
-from coterie.errors import CoterieError, MalformedMessage, RemoteError
-from coterie.transport.in_flight import SMALL_BYTES, unavailable
+from coterie.errors import CoterieError, MalformedMessage, RemoteError, RunnerUnavailable
+from coterie.transport.in_flight import SMALL_BYTES, FrameSender, unavailable
 from coterie.transport.protocol import (
     EndFrame,
     FailureFrame,
@@ -24,9 +24,7 @@ from coterie.transport.streams import WriteStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from coterie.errors import RunnerUnavailable
     from coterie.transport import protocol
-    from coterie.transport.in_flight import FrameSender
     from coterie.transport.interface import Request, RequestHandler, TransportLimits
     from coterie.transport.protocol import CancelFrame, CreditFrame, NoticeFrame
 

@@ -13,16 +13,14 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from coterie.transport.in_flight import late
-from coterie.transport.protocol import CancelFrame, CreditFrame, ProtocolError
+from coterie.transport.in_flight import FrameSender, OutgoingRequests, late
+from coterie.transport.protocol import CancelFrame, CreditFrame, ItemFrame, ProtocolError, RequestFrame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any, Self
 
     from coterie.errors import CoterieError
-    from coterie.transport.in_flight import FrameSender, OutgoingRequests
-    from coterie.transport.protocol import ItemFrame, RequestFrame
 
 ITEM_BYTES = 64
 

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigurationError, quoted
 from coterie.kernel import metrics
-from coterie.kernel.clock import SystemClock, to_datetime
+from coterie.kernel.clock import Clock, SystemClock, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from coterie.kernel.clock import Clock
     from coterie.settings import Settings
 
 

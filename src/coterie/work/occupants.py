@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from coterie.errors import PersistenceError
 from coterie.kernel.clock import Dial
 from coterie.kernel.service import Tasks
-from coterie.ownership.seats import Occupant
+from coterie.ownership.seats import Occupant, Tenure
 from coterie.work.limits import settled
 from coterie.work.services import Services
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.kernel.supervisor import MakeWork
     from coterie.ownership.exclusion import Cause
-    from coterie.ownership.seats import Tenure
     from coterie.runner import Runner
 
 log = logging.getLogger("coterie.work")

@@ -24,12 +24,12 @@ from coterie.errors import (
     WorkflowTimeout,
 )
 from coterie.kernel import spans
-from coterie.kernel.durations import seconds_or_none
+from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.serialization import schema
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text, storable
-from coterie.storage.contracts.units import UnitStart, require_same
-from coterie.workflows.definition import require_id
+from coterie.storage.contracts.units import UnitRow, UnitStart, UnitStartResult, UnitStatus, require_same
+from coterie.workflows.definition import WorkflowType, require_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
     from coterie.client import Client
     from coterie.durable.token import TokenParts
-    from coterie.kernel.durations import Duration
     from coterie.storage.contracts.messages import Transaction
-    from coterie.storage.contracts.units import UnitRow, UnitStartResult, UnitStatus
-    from coterie.workflows.definition import WorkflowType
 
 T_co = TypeVar("T_co", covariant=True)
 

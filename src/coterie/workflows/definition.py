@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 from coterie.entities.arguments import locals_around
 from coterie.errors import ConfigurationError
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
-from coterie.kernel.serialization.codec import PLAIN, codec_for
+from coterie.kernel.serialization.codec import PLAIN, Codec, codec_for
 from coterie.kernel.text import require_text
 from coterie.settings import parsers
 from coterie.work.definition import refusal, refuse_unknown, retry_of
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from coterie.kernel.retry import Retry
-    from coterie.kernel.serialization.codec import Codec
     from coterie.workflows.workflow import Workflow
 
     WorkflowBody = Callable[[Workflow, Any], Coroutine[Any, Any, Any]]

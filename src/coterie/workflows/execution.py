@@ -24,7 +24,7 @@ from coterie.entities.persisted.outcome import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import enter
-from coterie.storage.contracts.units import UnitEnd
+from coterie.storage.contracts.units import UnitEnd, UnitEnding, UnitEndResult, UnitRow, UnitSnapshot, UnitStartResult
 from coterie.work.context import context_of, in_span
 from coterie.work.limits import settled
 from coterie.work.occupants import GRACE_S
@@ -33,7 +33,6 @@ from coterie.workflows.workflow import Compensation, Outcome, Workflow
 
 if TYPE_CHECKING:
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.units import UnitEnding, UnitEndResult, UnitRow, UnitSnapshot, UnitStartResult
     from coterie.workflows.definition import WorkflowType
     from coterie.workflows.registry import HeldWorkflows
 

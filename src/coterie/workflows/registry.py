@@ -10,7 +10,7 @@ from coterie.errors import PersistenceError
 from coterie.work.occupants import GRACE_S, LoopOccupant, Occupants
 from coterie.work.registry import Registry
 from coterie.work.while_held import AWAY_S
-from coterie.workflows.definition import WorkflowType, define
+from coterie.workflows.definition import WorkflowOptions, WorkflowType, define
 from coterie.workflows.execution import Execution
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from coterie.ownership.seats import Tenure
     from coterie.runner import Runner
     from coterie.storage.contracts.units import TakenUnits, UnitRow, UnitStartResult
-    from coterie.workflows.definition import WorkflowOptions
 
 
 class StartChild(Protocol):

@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 import msgspec
 
 from coterie.durable import failure, steps
-from coterie.durable.position import named
+from coterie.durable.position import Place, named
 from coterie.durable.unit import Steps
 from coterie.errors import WorkflowFailed, WorkflowInterrupted
-from coterie.kernel.durations import seconds_or_none
-from coterie.storage.contracts.units import ParentEnded
+from coterie.kernel.durations import Duration, seconds_or_none
+from coterie.storage.contracts.units import ParentEnded, UnitRow, UnitStartResult
 from coterie.workflows.definition import require_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
     from coterie.cluster import Cluster
-    from coterie.durable.position import Place
     from coterie.durable.steps import DurableWork
-    from coterie.kernel.durations import Duration
     from coterie.kernel.retry import Retry
-    from coterie.storage.contracts.units import UnitRow, UnitStartResult
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import client_command
+from coterie.cli.client import ClientCommand, client_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from coterie.cli.client import ClientCommand
     from coterie.cli.output import Screen
     from coterie.storage.contracts.activity import ActRow
 

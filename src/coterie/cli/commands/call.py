@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from coterie.cli.client import UNANSWERED, WRONG, client_command, read_json, refuse
+from coterie.cli.client import UNANSWERED, WRONG, ClientCommand, client_command, read_json, refuse
 from coterie.cli.commands.entities import address_of
 from coterie.cli.output import as_json, echo
 from coterie.entities.calls.by_name_client import CallsByName
@@ -18,8 +18,6 @@ from coterie.kernel.durations import to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from coterie.cli.client import ClientCommand
 
 
 @click.command()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coterie.cli.client import NO, YES, client_command
+from coterie.cli.client import NO, YES, ClientCommand, client_command
 from coterie.cli.output import Finding, as_objects, plural, shown
 from coterie.cli.progress import ProgressLine
 from coterie.kernel.ids import Seat
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime
 
-    from coterie.cli.client import ClientCommand
     from coterie.storage.contracts.inspection import AuditRow, EndedMessage, StateMark
     from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.interface import ClusterSnapshot, Storage

@@ -29,8 +29,8 @@ from coterie.cli.client import (
     refuse,
     refusing,
 )
+from coterie.cli.output import Screen, echo, lasting, relative
 from coterie.cli.output import as_json as to_json
-from coterie.cli.output import echo, lasting, relative
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.observe.failures import worded
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.cron.api import CronInfo, TickInfo, Upcoming
     from coterie.observe.view import CronLine
 

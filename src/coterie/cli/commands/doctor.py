@@ -21,7 +21,7 @@ from coterie.cli.output import Finding, Screen, as_json, as_objects, concluded, 
 from coterie.errors import ConfigurationError, CoterieError, PersistenceError
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.observe.health import BOUNDS
-from coterie.settings import help_rows
+from coterie.settings import Settings, help_rows
 from coterie.settings.parsers import split_address
 from coterie.settings.secret import redacted_url
 from coterie.storage.engines import file_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.observe.facts import LocalFacts
-    from coterie.settings import Settings
     from coterie.storage.contracts.inspection import ServerInfo
     from coterie.storage.interface import RunnerRow
     from coterie.storage.migrations import Migration

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coterie.cli.client import WRONG, Noun, client_command, confirmable, confirmed, fields, page, refuse
-from coterie.cli.output import as_json, echo, lasting, plain, plural, safe
+from coterie.cli.client import WRONG, ClientCommand, Noun, client_command, confirmable, confirmed, fields, page, refuse
+from coterie.cli.output import Screen, as_json, echo, lasting, plain, plural, safe
 from coterie.entities.calls.by_name_client import ActiveEntity, CallsByName
 from coterie.kernel.ids import EntityAddress
 from coterie.observe import details
@@ -16,8 +16,6 @@ from coterie.storage.contracts.messages import MessageFilter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.observe.view import EntityLine
 
 _COUNTED_MOST = 10_000

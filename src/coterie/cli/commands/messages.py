@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from coterie.cli.client import NO, WRONG, Noun, client_command, confirmable, confirmed, one_line, refuse
+from coterie.cli.client import NO, WRONG, ClientCommand, Noun, client_command, confirmable, confirmed, one_line, refuse
 from coterie.cli.commands.entities import counted_of
-from coterie.cli.output import as_json, echo, lasting, plain, plural
+from coterie.cli.output import Screen, as_json, echo, lasting, plain, plural
 from coterie.cli.progress import ProgressLine
 from coterie.entities.calls.by_name_client import CallsByName
 from coterie.kernel.durations import to_seconds
@@ -26,8 +26,6 @@ from coterie.observe.message_filter import QUALIFIERS, STATES, MessageOptions, c
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.entities.persisted.api import MessageInfo
     from coterie.observe.message_filter import ChosenMessages, State
     from coterie.storage.interface import ClusterSnapshot

@@ -21,14 +21,13 @@ from coterie.cli.client import (
     refuse,
     sampled,
 )
-from coterie.cli.output import lasting, plural
+from coterie.cli.output import Screen, lasting, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
     from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.observe.view import RunnerLine
 
 _GLYPHS = {"ready": "good", "starting": "warn", "draining": "warn", "no answer": "bad"}

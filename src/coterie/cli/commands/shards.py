@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import NO, YES, Noun, client_command, fields, refuse, view_reader
-from coterie.cli.output import lasting, plain, plural
+from coterie.cli.client import NO, YES, ClientCommand, Noun, client_command, fields, refuse, view_reader
+from coterie.cli.output import Screen, lasting, plain, plural
 from coterie.kernel.ids import ShardId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.observe.view import MessagesPage, Shard, ShardGroup, Shards
 
 _GLYPHS = {"owned": "owned", "moving": "move", "no owner": "none"}

@@ -20,14 +20,13 @@ from coterie.cli.client import (
     refuse,
     refusing,
 )
-from coterie.cli.output import as_json, lasting, plain
+from coterie.cli.output import Screen, as_json, lasting, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
     from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.observe.view import SingletonLine
     from coterie.singletons.api import SavedState
 

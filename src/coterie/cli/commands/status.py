@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import NO, YES, client_command, counted, quick, sampled
+from coterie.cli.client import NO, YES, ClientCommand, client_command, counted, quick, sampled
 from coterie.cli.commands.cron import table as cron_table
 from coterie.cli.commands.singletons import table as singleton_table
 from coterie.cli.output import Screen, plain, plural, safe
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from coterie.cli.client import ClientCommand
     from coterie.observe.view import Overview
 
 _WIDE = 92

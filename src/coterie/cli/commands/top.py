@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import WRONG, YES, client_command, counted, quick, refuse, view_reader
+from coterie.cli.client import WRONG, YES, ClientCommand, client_command, counted, quick, refuse, view_reader
 from coterie.cli.commands import cron, runners, shards, singletons
 from coterie.cli.commands.status import standing
-from coterie.cli.output import as_json, echo, lasting, plural, pressed_keys, safe
+from coterie.cli.output import Screen, as_json, echo, lasting, plural, pressed_keys, safe
 from coterie.errors import CoterieError
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
     from coterie.observe.pages import ViewReader
     from coterie.observe.view import EntityLine, MessagesPage, Overview, View
 

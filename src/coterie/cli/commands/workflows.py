@@ -18,10 +18,10 @@ from coterie.cli.client import (
     read_json,
     refuse,
 )
-from coterie.cli.output import as_json, lasting, plain, plural, safe
+from coterie.cli.output import Screen, as_json, lasting, plain, plural, safe
 from coterie.durable import failure
 from coterie.observe.details import decoded, step, token
-from coterie.storage.contracts.units import UnitStatus
+from coterie.storage.contracts.units import StepRecord, UnitRow, UnitStatus
 from coterie.workflows.definition import unit_of
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cli.client import ClientCommand
-    from coterie.cli.output import Screen
-    from coterie.storage.contracts.units import StepRecord, UnitRow
     from coterie.workflows.api import WorkflowInfo
 
 _GLYPHS = {"running": "good", "suspended": "good", "done": "good", "failed": "bad", "interrupted": "warn"}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from coterie.cli.demo.cluster_view import IMPORTER, moved
+from coterie.cli.demo.cluster_view import IMPORTER, Lead, moved
 from coterie.cli.output import lasting, plural
 from coterie.kernel.clock import steady_s
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from coterie.cli.demo.cluster_view import Lead
     from coterie.cli.demo.demo import Demo
     from coterie.cli.demo.load import DepositCount
     from coterie.cli.demo.runners import DemoRunner

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from coterie.cli.demo.actions import ACTS, deploy, freeze, kill
 from coterie.cli.demo.cluster_view import IMPORTER, DemoView, Stuck
-from coterie.cli.demo.load import ACCOUNTS, DepositLoad
+from coterie.cli.demo.load import ACCOUNTS, DepositCount, DepositLoad
 from coterie.cli.demo.program import Account
 from coterie.cli.demo.runners import NAME, DemoRunner
 from coterie.cli.output import Screen, echo, lasting, pressed_keys
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from coterie.cli.demo.actions import Act
-    from coterie.cli.demo.load import DepositCount
 
 PROGRAM = "coterie-demo.py"
 FILE = "coterie-demo.db"

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import TYPE_CHECKING
 
 import click
 
 from coterie import main
 from coterie.cli.client import WRONG, refuse
 from coterie.cli.run.console import Console, log_to_console
-from coterie.cli.run.load import load, parse
+from coterie.cli.run.load import LoadedProgram, Target, load, parse
 from coterie.cli.run.reporter import Reporter, WorkerReporter, shown_database
 from coterie.settings.parsers import split_address
 from coterie.storage.engines import file_of
-
-if TYPE_CHECKING:
-    from coterie.cli.run.load import LoadedProgram, Target
 
 _URL, _HTTP, _NAME = "COTERIE_URL", "COTERIE_HTTP_LISTEN", "COTERIE_RUNNER_NAME"
 

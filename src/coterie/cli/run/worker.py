@@ -10,12 +10,11 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from coterie.cli.run.events import ProgramLoaded, RunnerJoined, decode
+from coterie.cli.run.events import Event, ProgramLoaded, RunnerJoined, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from coterie.cli.run.events import Event
 
 _LINE_MOST_BYTES = 1 << 20
 

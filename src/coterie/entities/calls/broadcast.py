@@ -21,7 +21,7 @@ from coterie.entities.host.work import LATER, Work
 from coterie.errors import CoterieError, MalformedMessage, PersistenceError, RunnerUnavailable
 from coterie.kernel.service import Tasks
 from coterie.ownership.directory import peer_of
-from coterie.transport.interface import Route
+from coterie.transport.interface import Request, Route
 from coterie.transport.protocol import FailureFrame, pack_error, read_error
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from coterie.entities.definition import EntityType
     from coterie.entities.rpc import Rpc
     from coterie.storage.interface import RunnerRow
-    from coterie.transport.interface import Request
 
 T = TypeVar("T")
 

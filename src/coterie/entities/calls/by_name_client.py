@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from coterie.entities.calls.router import error_for_caller, may_run_elsewhere
 from coterie.entities.calls.wire import Name, read_failure
 from coterie.errors import CoterieError, RunnerUnavailable
-from coterie.kernel.ids import Seat, ShardId, shard_number
+from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.ownership.directory import peer_of
 from coterie.transport.interface import Route
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from coterie.client import Client
-    from coterie.kernel.ids import EntityAddress
     from coterie.storage.interface import RunnerRow
 
 

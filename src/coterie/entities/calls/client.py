@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.calls.broadcast import Broadcasts
 from coterie.entities.calls.local import DetachedCall, LocalCall, LocalPipe, LocalStream, accept
-from coterie.entities.calls.router import Router, error_for_caller, may_run_elsewhere
+from coterie.entities.calls.router import RoutedShard, Router, error_for_caller, may_run_elsewhere
 from coterie.entities.calls.server import CallServer
 from coterie.entities.calls.spans import facts_of, read, sent, trace_of
-from coterie.entities.calls.wire import MARK, NOT_MINE, Envelope, NotMine, encode, read_failure, read_marked
+from coterie.entities.calls.wire import MARK, NOT_MINE, Chain, Envelope, NotMine, encode, read_failure, read_marked
 from coterie.entities.host.work import handling
 from coterie.entities.persisted.receiver import Receiver
 from coterie.entities.persisted.sender import PersistedSender
@@ -38,7 +38,7 @@ from coterie.kernel import metrics, spans
 from coterie.kernel.context import context_here, trace_here
 from coterie.kernel.ids import MessageId
 from coterie.kernel.service import State
-from coterie.transport.interface import Route
+from coterie.transport.interface import Route, Transport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from coterie.client import Client
     from coterie.entities.calls.by_name_server import ByNameServer
-    from coterie.entities.calls.router import RoutedShard
-    from coterie.entities.calls.wire import Chain
     from coterie.entities.definition import EntityType
     from coterie.entities.host.host import Host
     from coterie.entities.reference import Call, Stream
@@ -57,7 +55,6 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.interface import Storage
     from coterie.transport import interface
-    from coterie.transport.interface import Transport
     from coterie.transport.requests import Routes
 
     Lineage = tuple[str | None, Chain]

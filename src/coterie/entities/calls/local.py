@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 from coterie.entities.calls.wire import FAILED, NOT_MINE
 from coterie.entities.host.work import LATER, Work
-from coterie.errors import MalformedMessage, RunnerUnavailable
+from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
 
 if TYPE_CHECKING:
     from coterie.entities.host.host import Host
-    from coterie.errors import CoterieError
 
 
 ACCEPTED = b"\xc0"

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 from coterie.errors import CoterieError, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown, UnknownEntity
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.service import Tasks
-from coterie.ownership.directory import peer_of
+from coterie.ownership.directory import Directory, peer_of
 
 if TYPE_CHECKING:
-    from coterie.ownership.directory import Directory
     from coterie.storage.interface import RunnerRow
     from coterie.transport.interface import PeerAddress
 

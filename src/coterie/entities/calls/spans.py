@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.host.work import handling
+from coterie.entities.host.work import Work, handling
 from coterie.kernel import spans
 from coterie.kernel.context import trace_here
 from coterie.kernel.coroutines import within
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span
 
-    from coterie.entities.host.work import Work
     from coterie.entities.reference import Call, Stream
     from coterie.kernel.spans import Facts, Kind
 

@@ -14,7 +14,7 @@ from coterie.entities.entity import Entity, activated
 from coterie.entities.host.defects import Defects
 from coterie.entities.host.dispatch import first_step
 from coterie.entities.host.resources import Resources
-from coterie.entities.host.work import handling
+from coterie.entities.host.work import Work, handling
 from coterie.entities.persisted.commit import CommittedState, has_ended, key_of, ledger_of
 from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.errors import NotStarted, PersistenceError
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from coterie.entities.definition import EntityType
     from coterie.entities.host.mailbox import Mailbox
     from coterie.entities.host.shard import ShardOccupant
-    from coterie.entities.host.work import Work
     from coterie.kernel.random import Random
     from coterie.settings import Settings
 

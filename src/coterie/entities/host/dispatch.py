@@ -23,7 +23,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.host.work import handling
+from coterie.entities.host.work import Work, handling
 from coterie.kernel.context import enter
 from coterie.kernel.coroutines import enter_task, leave_task, remaining_steps
 from coterie.kernel.service import Tasks
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from coterie.entities.host.activation import Hosted
     from coterie.entities.host.executor import HandlerExecutor
     from coterie.entities.host.host import Host
-    from coterie.entities.host.work import Work
     from coterie.entities.persisted.inbox import StoredCall
 
     Suspended = tuple[Work, Context, Coroutine[Any, Any, Any], Any]

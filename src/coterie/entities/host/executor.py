@@ -8,7 +8,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.entities.calls.spans import handled
-from coterie.entities.host.activation import ActivationFailed, NotHeld, activate, activate_at_once
+from coterie.entities.host.activation import ActivationFailed, NotHeld, Resident, activate, activate_at_once
 from coterie.entities.host.dispatch import CallQueue
 from coterie.entities.host.responder import report_defect, report_stubborn, timed_out
 from coterie.entities.persisted.commit import Commits
@@ -22,7 +22,6 @@ from coterie.work.limits import CLOSING_S, STUBBORN_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from coterie.entities.host.activation import Resident
     from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
     from coterie.entities.persisted.inbox import StoredCall

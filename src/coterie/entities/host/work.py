@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from msgspec import Struct
 
-from coterie.entities.calls.wire import FAILED
+from coterie.entities.calls.wire import FAILED, Chain, Envelope
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable
 
 if TYPE_CHECKING:
     import asyncio
 
-    from coterie.entities.calls.wire import Chain, Envelope
     from coterie.entities.host.activation import Resident
     from coterie.entities.persisted.commit import HandlerEffects
     from coterie.entities.rpc import Rpc

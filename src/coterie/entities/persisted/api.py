@@ -10,19 +10,17 @@ from coterie.entities.calls.wire import MARK, read_failure, read_marked
 from coterie.entities.idempotency_key import shown_key
 from coterie.errors import CoterieError, MalformedMessage, MessageExpired
 from coterie.kernel import spans
-from coterie.kernel.durations import to_seconds
+from coterie.kernel.durations import Duration, to_seconds
 from coterie.kernel.ids import EntityAddress, MessageId, Seat
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text
-from coterie.storage.contracts.messages import MessageFilter
+from coterie.storage.contracts.messages import MessageFilter, MessageRow, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from coterie.kernel.durations import Duration
     from coterie.storage.contracts import messages
-    from coterie.storage.contracts.messages import MessageRow, Status
 
 log = logging.getLogger("coterie.entities")
 

@@ -21,7 +21,7 @@ from coterie.entities.persisted.outcome import require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Tasks
-from coterie.storage.contracts.messages import Commit, StateChange
+from coterie.storage.contracts.messages import Commit, Committed, Message, StateChange, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
     from coterie.kernel.serialization.versions import Versioned
-    from coterie.storage.contracts.messages import Committed, Message, Transaction
 
 
 PREFIX = "entity-state:"

@@ -29,7 +29,7 @@ from coterie.entities.persisted.receiver import Handover, HandoverKind
 from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import MailboxFull, MalformedMessage, NewerVersion, PersistenceError, RunnerFull, UnknownEntity
 from coterie.kernel import metrics
-from coterie.storage.contracts.messages import Delivery, Setback
+from coterie.storage.contracts.messages import Delivery, Mark, MessageStore, PendingMessages, Setback, Suffered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from coterie.errors import CoterieError
     from coterie.kernel.random import Random
     from coterie.ownership.seats import Tenure
-    from coterie.storage.contracts.messages import Mark, MessageStore, PendingMessages, Suffered
 
     Waiter = Callable[[bytes], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.entities.calls.wire import FAILED, MARK, pack_cancelled, read_failure, read_marked
-from coterie.entities.host.work import handling
+from coterie.entities.host.work import Work, handling
 from coterie.entities.idempotency_key import shown_key
 from coterie.errors import InvalidArgument, KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
 from coterie.kernel.clock import require_instant
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.entities.definition import EntityType
-    from coterie.entities.host.work import Work
     from coterie.entities.reference import Call
     from coterie.entities.rpc import Rpc
     from coterie.storage.contracts.messages import Message, MessageRow, Receipt, Transaction

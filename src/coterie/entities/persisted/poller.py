@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from coterie.entities.persisted.inbox import AHEAD_S, MEMORY_MOST
+from coterie.entities.persisted.inbox import AHEAD_S, MEMORY_MOST, Inbox, ShardInbox
 from coterie.errors import PersistenceError
 from coterie.kernel import metrics
 from coterie.kernel.service import Tasks
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.entities.host.host import Host
-    from coterie.entities.persisted.inbox import Inbox, ShardInbox
     from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.storage.contracts.messages import Mark, MessageStore, PendingMessages, Suspected

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from coterie.entities.calls.spans import trace_of
 from coterie.entities.calls.wire import LOOK
-from coterie.entities.host.work import handling
+from coterie.entities.host.work import Work, handling
 from coterie.entities.idempotency_key import derived_key, key_of
 from coterie.entities.persisted.commit import has_ended, ledger_of
 from coterie.entities.persisted.inbox import AHEAD_S, StoredCall
@@ -47,7 +47,7 @@ from coterie.kernel.ids import MessageId, MessageIds
 from coterie.kernel.service import Tasks
 from coterie.kernel.text import require_text
 from coterie.ownership.directory import peer_of
-from coterie.storage.contracts.messages import Insert, Message
+from coterie.storage.contracts.messages import Insert, Message, MessageRow, Receipt
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
@@ -56,10 +56,8 @@ if TYPE_CHECKING:
 
     from coterie.entities.calls.client import CallClient
     from coterie.entities.definition import EntityType
-    from coterie.entities.host.work import Work
     from coterie.entities.reference import Call
     from coterie.entities.rpc import Rpc, RpcMetrics
-    from coterie.storage.contracts.messages import MessageRow, Receipt
     from coterie.storage.interface import Storage
     from coterie.transport.in_flight import PendingReply
 

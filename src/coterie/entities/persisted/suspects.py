@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import PersistenceError
 from coterie.kernel.service import Tasks
-from coterie.storage.contracts.messages import Suspicion
+from coterie.storage.contracts.messages import Delivery, MessageStore, Suspicion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coterie.entities.persisted.inbox import Inbox, StoredCall
     from coterie.entities.persisted.receiver import Handover
-    from coterie.storage.contracts.messages import Delivery, MessageStore
 
 log = logging.getLogger("coterie.entities")
 

@@ -15,12 +15,11 @@ from uuid import UUID  # noqa: TID251 as a type
 import msgspec
 from msgspec import inspect
 
-from coterie.kernel.serialization.codec import PLAIN, codec_for
+from coterie.kernel.serialization.codec import PLAIN, Codec, codec_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coterie.kernel.serialization.codec import Codec
 
 _MOST_BYTES = 1024
 """The limit of a description: a larger one keeps only the outermost level, since links with tokens must stay short."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from coterie.testing.loop.nodes import current_node
-
-if TYPE_CHECKING:
-    from coterie.testing.loop.nodes import Node
+from coterie.testing.loop.nodes import Node, current_node
 
 _BATCH = 1_024
 _KEPT = 2_000

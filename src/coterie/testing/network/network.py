@@ -17,7 +17,7 @@ import contextvars
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from coterie.testing.loop.nodes import current_node
+from coterie.testing.loop.nodes import Node, current_node
 from coterie.testing.loop.seeds import stream
 from coterie.testing.network.pipes import Mark, Pipe
 from coterie.testing.network.transports import SimTransport
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from coterie.testing.loop.loop import SimLoop
-    from coterie.testing.loop.nodes import Node
 
 P = TypeVar("P", bound=asyncio.Protocol)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coterie.testing.network.network import Address
+from coterie.testing.network.network import Address, Network
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from coterie.testing.loop.nodes import Node
-    from coterie.testing.network.network import Network
     from coterie.testing.network.transports import SimTransport
 
 
