@@ -16,7 +16,7 @@ from coterie.testing import Process, processes
 from coterie.testing.proxy import Proxy, free_port
 from tests.cluster.bank_history import Records, Told, judge
 from tests.cluster.bank_program import ACCOUNTS, SHARDS, Account, program
-from tests.cluster.seat_cluster import QUICK
+from tests.cluster.seat_cluster import NO_HTTP, QUICK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -163,6 +163,7 @@ async def bank(
         "COTERIE_SHARDS": str(SHARDS),
         "COTERIE_DRAIN": "5s",
         "BANK_FLAW": str(flaw),
+        **NO_HTTP,
         **times,
     }
     client = program(Cluster(url, shards=SHARDS))

@@ -74,6 +74,29 @@ def window(browser: Browser, page_cluster: PageCluster) -> Iterator[Window]:
     window.close()
 
 
+LONGEST = (
+    "test_page",
+    "test_page_acts",
+    "test_kill",
+    "test_workflows",
+    "test_demo",
+    "test_probes",
+    "test_messages",
+    "test_calls",
+    "test_crons",
+    "test_rolling",
+    "test_singletons",
+)
+"""Modules whose tests take longest, in this order: begun first, so that no worker ends long after the others."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 class SharedScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Each test for itself, but those of the page on one worker: they share a browser and runners."""
 

@@ -17,7 +17,7 @@ from coterie import Cluster, CoterieError
 from coterie.testing import Process, processes
 from tests.cluster.cron_history import Ring, judge
 from tests.cluster.cron_program import names
-from tests.cluster.seat_cluster import QUICK, said
+from tests.cluster.seat_cluster import NO_HTTP, QUICK, said
 from tests.cluster.seat_history import Journals
 from tests.cluster.seat_program import now_ns
 
@@ -174,6 +174,7 @@ async def belfry(
         "BELL_COUNT": str(count),
         "BELL_SCHEDULE": f"*/{every_s} * * * * *",
         "BELL_TAKES_S": str(takes_s),
+        **NO_HTTP,
         **times,
     }
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from coterie import Cluster
 from coterie.testing import Process, processes
 from tests.cluster.leader_program import LATE, NAME, Tally
-from tests.cluster.seat_cluster import QUICK
+from tests.cluster.seat_cluster import NO_HTTP, QUICK
 from tests.cluster.seat_history import Event, Journals, judge
 from tests.cluster.seat_program import now_ns
 
@@ -112,7 +112,7 @@ def _ms(one: Event, other: Event) -> float:
 
 @asynccontextmanager
 async def crew(
-    url: str, folder: Path, *, times: Mapping[str, str] = QUICK, proxied: bool = True, block_s: float = 5.0
+    url: str, folder: Path, *, times: Mapping[str, str] = QUICK, proxied: bool = True, block_s: float = 100.0
 ) -> AsyncIterator[Crew]:
     """A crew at work; judged at the end."""
     journals = Journals(folder / f"journals-{time.monotonic_ns()}")
@@ -121,6 +121,7 @@ async def crew(
         "HOLDER_JOURNAL": str(journals.folder),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src",
         "LEADING_BLOCK_S": str(block_s),
+        **NO_HTTP,
         **times,
     }
 
@@ -172,11 +173,14 @@ async def cut(crew: Crew) -> list[float]:
 
 
 async def block(crew: Crew) -> list[float]:
-    """A loop that is blocked for longer than is borne."""
+    """A loop that is blocked until another one leads."""
+    unblock = crew.cluster.directory / "unblock"
+    unblock.unlink(missing_ok=True)
     leader, grant = await crew.led()
     at_ns = now_ns()
     leader.send(signal.SIGUSR1)
     await crew.saved_after(at_ns, epoch=grant.epoch + 1)
+    unblock.touch()
     await crew.answered(leader, grant)
     return crew.gaps(since_ns=at_ns)
 

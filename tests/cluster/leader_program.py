@@ -6,7 +6,7 @@ that the state has now, until it is refused. So it is the fence that is tried.
 Variables:
     HOLDER_JOURNAL: The folder of the journals, see `seat_program`.
     LEADING_EVERY_S: The pause between two saves.
-    LEADING_BLOCK_S: How long SIGUSR1 blocks the event loop.
+    LEADING_BLOCK_S: How long SIGUSR1 blocks the event loop, unless there is a file `unblock` sooner.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError, Leader
@@ -34,6 +35,7 @@ KEY = PREFIX + NAME
 LATE = "late"
 EVERY_S = float(os.environ.get("LEADING_EVERY_S", "0.02"))
 BLOCK_S = float(os.environ.get("LEADING_BLOCK_S", "4"))
+UNBLOCK = Path("unblock")
 
 
 @dataclass
@@ -99,7 +101,9 @@ class Counter:
     def block(self) -> None:
         """Block the loop."""
         self.note("blocked")
-        time.sleep(BLOCK_S)
+        over_s = time.monotonic() + BLOCK_S
+        while time.monotonic() < over_s and not UNBLOCK.exists():
+            time.sleep(0.05)
 
     @asynccontextmanager
     async def announced(self, cluster: Cluster) -> AsyncIterator[None]:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 HOLDER = Path(__file__).with_name("seat_program.py")
 SEATS = 12
 QUICK = {
-    "COTERIE_LEASE_TTL": "2500ms",
+    "COTERIE_LEASE_TTL": "4s",
     "COTERIE_LEASE_RENEW": "250ms",
-    "COTERIE_LEASE_MARGIN": "500ms",
-    "COTERIE_STALL_LIMIT": "2s",
+    "COTERIE_LEASE_MARGIN": "1s",
+    "COTERIE_STALL_LIMIT": "3s",
 }
-"""Less than half of the defaults, for tests in which seats are lost: they take less than half of the time."""
+"""Two thirds of the defaults, for tests in which seats are lost. With less, runners of a busy machine lose theirs."""
+NO_HTTP = {"COTERIE_HTTP_LISTEN": "off"}
+"""For programs that are not asked over HTTP: Starlette and uvicorn are half of what a process imports."""
 STEADY = {"COTERIE_LEASE_TTL": "60s", "COTERIE_LEASE_RENEW": "250ms", "COTERIE_STALL_LIMIT": "60s"}
 """Ten times the defaults, for tests in which no seat may move, on however busy a machine."""
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from coterie.testing import Server
 
 
-async def test_runners_are_killed_and_frozen_and_no_tick_is_lost_or_doubled(url: str, tmp_path: Path) -> None:
-    async with belfry(url, tmp_path) as there:
+async def test_runners_are_killed_and_frozen_and_no_tick_is_lost_or_doubled(url_by_day: str, tmp_path: Path) -> None:
+    async with belfry(url_by_day, tmp_path) as there:
         for befall in (kill, freeze, kill):
             await befall(there)
         assert {ring.epoch for ring in there.rings(there.bells[0])} >= {1, 2}, "nobody else has rung: nothing is shown"

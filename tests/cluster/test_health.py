@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coterie import Cluster
 from coterie.testing import processes
 from tests.cluster.health_program import INTERVAL_S, NAME
-from tests.cluster.seat_cluster import STEADY
+from tests.cluster.seat_cluster import NO_HTTP, STEADY
 
 if TYPE_CHECKING:
     from coterie import Health, Reason
@@ -35,7 +35,7 @@ def about(health: Health, what: str) -> list[Reason]:
 
 async def test_h1_a_body_that_hangs_is_seen_by_every_runner_and_by_clients(url_by_day: str, tmp_path: Path) -> None:
     """And only the runner that hosts it is not ready; one that is frozen does not answer, whoever asks."""
-    env = {"WATCHED_FOLDER": str(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", **STEADY}
+    env = {"WATCHED_FOLDER": str(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", **NO_HTTP, **STEADY}
 
     def ready(process: Process) -> bool:
         return "status" in seen_by(tmp_path, process)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.support.postgres import Server
 
 WRITER = Path(__file__).with_name("writer_program.py")
-ROUNDS = 12
+ROUNDS = 6
 ROUNDS_NIGHTLY = 200
 
 
@@ -112,7 +112,7 @@ def kill_on_postgres(server: Server, url: str, rounds: int) -> None:
     chance = random.Random(40)
     total = 0
     for number in range(rounds):
-        said = one_round(url, number=number, chance=chance, fault=server if number % 4 == 3 else None)
+        said = one_round(url, number=number, chance=chance, fault=server if number % 3 == 2 else None)
         kept, added = asyncio.run(judge(url, said))
         total += kept + added
     assert total > rounds * 10, "hardly anything was written: the test shows nothing"

@@ -11,7 +11,7 @@ import pytest
 from coterie import Cluster
 from coterie.testing import Process, processes
 from tests.cluster.order_program import MOMENTS, SHARDS, Shop, program, results
-from tests.cluster.seat_cluster import QUICK
+from tests.cluster.seat_cluster import NO_HTTP, QUICK
 from tests.cluster.seat_history import Journals
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ async def die_at(moments: Sequence[str], url: str, folder: Path) -> None:
     journals = Journals(folder / "journals")
     journals.folder.mkdir()
     env = {"HOLDER_JOURNAL": str(journals.folder), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
-    env |= {"COTERIE_SHARDS": str(SHARDS), **QUICK}
+    env |= {"COTERIE_SHARDS": str(SHARDS), **NO_HTTP, **QUICK}
 
     def ready(process: Process) -> object:
         return [event for event in journals.of("up", runner=process.name) if event.more["pid"] == process.pid]

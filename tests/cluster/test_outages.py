@@ -64,7 +64,7 @@ async def test_m1_after_an_outage_longer_than_the_lease_the_first_to_return_evic
         for each in stage.runners:
             await each.cut("storage")
         await stage.wait_until(lambda: len(stage.journals.of("lost")) >= SEATS)  # trust has run out everywhere
-        await asyncio.sleep(1)  # and by now all leases
+        await asyncio.sleep(2)  # and by now all leases
         healed_ns = now_ns()
         await first.heal()
         await stage.wait_until(lambda: stage.journals.of("granted", runner=first.name, since_ns=healed_ns))

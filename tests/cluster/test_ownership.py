@@ -187,12 +187,12 @@ async def test_incidents_5_and_21_a_runner_with_other_settings_refuses_to_join(u
     async with holders(url, tmp_path, runners=1) as stage:
         outcomes = await asyncio.gather(
             stage.cluster.start(env={"COTERIE_SHARDS": "13"}),
-            stage.cluster.start(env={"COTERIE_LEASE_TTL": "4s"}),
+            stage.cluster.start(env={"COTERIE_LEASE_TTL": "5s"}),
             return_exceptions=True,
         )
         assert all("before it was ready" in str(outcome) for outcome in outcomes), outcomes
         assert said(stage.runners[1:2], "shards is 13 here, and 12 in cluster 'default'")
-        assert said(stage.runners[2:3], "lease_ttl is 4s here, and 2.5s in cluster 'default'")
+        assert said(stage.runners[2:3], "lease_ttl is 5s here, and 4s in cluster 'default'")
         assert {event.runner for event in stage.journals.of("granted")} == {"runner-1"}
 
 

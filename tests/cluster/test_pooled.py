@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.postgres
 
-TIMES = {**QUICK, "COTERIE_LEASE_TTL": "4s"}
+TIMES = QUICK
 """A call has a third of it, and takes more round trips here."""
 BY_LEASE = "runner {} was evicted: its lease has run out"
 BY_WITNESSES = "runner {} was evicted: its process is gone"

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from coterie.kernel import spans as kernel_spans
 from coterie.testing import processes
-from tests.cluster.seat_cluster import STEADY
+from tests.cluster.seat_cluster import NO_HTTP, STEADY
 from tests.cluster.trace_program import Account, checkout, facts_of, program
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ async def spread(client: Cluster) -> tuple[str, str]:
 async def test_h5_one_trace_across_processes_and_through_storage(tmp_path: Path, exported: Exported) -> None:
     """From the client to a runner, on to another one by a stored message; and a workflow goes on elsewhere in it."""
     url = f"sqlite:///{tmp_path}/traces.db"
-    env = {"TRACED_FOLDER": str(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", **STEADY}
-    env["COTERIE_HTTP_LISTEN"] = "127.0.0.1:0"
+    env = {"TRACED_FOLDER": str(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", **NO_HTTP, **STEADY}
     client = program(url)
     async with processes(PROGRAM, runners=2, url=url, env=env) as crew, client.connect():
         one, other = await spread(client)

@@ -16,7 +16,7 @@ import pytest
 
 from coterie import Cluster
 from coterie.testing import Process, processes
-from tests.cluster.seat_cluster import QUICK
+from tests.cluster.seat_cluster import NO_HTTP, QUICK
 from tests.cluster.version_program import ACCOUNTS, SHARDS, Account, next_of, program, travel
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ async def test_l3_an_earlier_version_and_this_one_work_in_one_cluster_and_take_o
     url_by_day: str, earlier: Path
 ) -> None:
     sources = {"earlier": earlier, "today": ROOT / "src"}
-    env = {"COTERIE_SHARDS": str(SHARDS), "COTERIE_DRAIN": "5s", **QUICK}
+    env = {"COTERIE_SHARDS": str(SHARDS), "COTERIE_DRAIN": "5s", **NO_HTTP, **QUICK}
 
     def ready(process: Process) -> object:
         return any(event["pid"] == process.pid for what in ("up", "called") for event in events(process, what))

@@ -13,7 +13,7 @@ from coterie import Cluster
 from coterie.kernel.serialization.codec import codec_for
 from coterie.storage.interface import Claim
 from coterie.testing import Process, processes
-from tests.cluster.seat_cluster import QUICK
+from tests.cluster.seat_cluster import NO_HTTP, QUICK
 from tests.cluster.seat_history import Journals
 from tests.cluster.seat_program import now_ns
 from tests.cluster.workflow_history import Effect, judge
@@ -177,6 +177,7 @@ async def flowing(
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src",
         "COTERIE_SHARDS": str(SHARDS),
         "FLOW_TAKES_S": str(takes_s),
+        **NO_HTTP,
         **times,
     }
     client = program(Cluster(url, shards=SHARDS))

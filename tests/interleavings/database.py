@@ -174,8 +174,10 @@ async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[Stage]:
 
     async def connect() -> asyncpg.Connection[Any]:
         connection = await asyncpg.connect(url, ssl=False)
-        # A statement waits while other sessions take their turns, which is longer than where nobody plays.
-        await connection.execute(settings + "; set deadlock_timeout = '20ms'; set lock_timeout = '2s'")
+        # A statement waits while other sessions take their turns, and a session between its statements: on a busy
+        # machine for seconds. The engine's limits would end them.
+        unlimited = "; set lock_timeout = '60s'; set statement_timeout = 0; set idle_in_transaction_session_timeout = 0"
+        await connection.execute(settings + "; set deadlock_timeout = '20ms'" + unlimited)
         return connection
 
     async def watch() -> asyncpg.Connection[Any]:

@@ -106,7 +106,7 @@ def test_docs_and_examples_import_public_names_only() -> None:
 
 
 def test_a_kind_of_tests_is_a_folder() -> None:
-    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and not path.name.startswith(("_", "."))}
+    folders = {path.name for path in TESTS.iterdir() if any(path.rglob("*.py"))}  # not what an old checkout left
     assert folders == KINDS
     assert {path.name for path in TESTS.glob("*.*")} == {"__init__.py", "conftest.py"}, "helpers stand in tests/support"
     assert not [*(TESTS / "support").rglob("test_*.py")], "no stage runs tests in tests/support"
@@ -122,6 +122,18 @@ def test_helpers_of_tests_are_nouns() -> None:
     helpers = [path for path in TESTS.rglob("*.py") if not path.name.startswith("test_")]
     gerunds = [str(path.relative_to(TESTS)) for path in helpers if path.stem.endswith("ing")]
     assert not gerunds, f"name these for what is in them: {gerunds}"
+
+
+def test_tests_wait_with_deadlines_that_a_busy_machine_keeps() -> None:
+    """A minute at least: CI runs eight processes on two cores. Shorter than a second is what is tested itself."""
+    timeout = re.compile(r"asyncio\.timeout\((\d+(?:\.\d+)?)\)")
+    in_real_time = [path for kind in KINDS - {"simulation", "typing"} for path in (TESTS / kind).rglob("*.py")]
+    short = {
+        str(path.relative_to(TESTS)): found
+        for path in in_real_time
+        if (found := [each for each in timeout.findall(path.read_text("utf-8")) if 1 <= float(each) < 60])
+    }
+    assert not short, f"a wait for a condition may take two minutes: {short}"
 
 
 def test_the_simulator_runs_the_code_of_production() -> None:

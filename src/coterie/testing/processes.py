@@ -126,6 +126,8 @@ def _processes(place: str = "/proc") -> Iterator[tuple[int, list[str]]]:
 
 POLL_S = 0.01
 _READY_S = 120.0
+_TRIES = 3
+_UNANSWERED = "is the database up, and reachable from here?"
 _TAIL = 20
 """Lines of each log that a failing test shows."""
 
@@ -174,10 +176,18 @@ class Process:
         return self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
 
     def start(self) -> Awaitable[None]:
-        """Start or restart it; done when it is ready."""
+        """Start or restart it; done when it is ready.
+
+        One that ends because its database has not answered in time, on a busy machine, is started again, as whoever
+        supervises it would do.
+        """
         assert not self.alive, f"{self.name} runs already"
         if self.link is None:
             self.link = self._cluster.new_link()
+        self._launch()
+        return self._cluster.spawn(self._becomes_ready(), name=f"start of {self.name}")
+
+    def _launch(self) -> None:
         with self._log.open("ab") as log:
             env = {**self._cluster.environment(self.name, self.link), **self._env}
             folder = self._cluster.directory
@@ -185,7 +195,6 @@ class Process:
             self._process = launch(command, death=signal.SIGKILL, output=log, env=env, cwd=folder)
         self._sessions.append(self._process.pid)
         self._frozen = False
-        return self._cluster.spawn(self._becomes_ready(), name=f"start of {self.name}")
 
     def kill(self) -> Awaitable[None]:
         """End it by SIGKILL."""
@@ -234,9 +243,12 @@ class Process:
         return self._process
 
     async def _becomes_ready(self) -> None:
-        deadline = time.monotonic() + _READY_S
+        deadline, tries = time.monotonic() + _READY_S, _TRIES
         while not await holds(lambda: self._cluster.ready(self)):
-            if not self.alive:
+            if not self.alive and self.exit_code == 1 and _UNANSWERED in self.tail() and tries > 1:
+                tries -= 1
+                self._launch()
+            elif not self.alive:
                 raise RuntimeError(f"{self.name} ended with {self.exit_code} before it was ready:\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name} was not ready within {_READY_S:g}s:\n{self.tail()}")
