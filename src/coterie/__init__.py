@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         WorkflowTimeout,
         WrongLoop,
     )
+    from coterie.interop.sync import SyncCluster, SyncKeyValueStore, SyncWorkflowHandle
     from coterie.kernel.context import ClusterContext, current, within_cluster
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import MessageId, ShardId, Snowflake
@@ -142,6 +143,9 @@ __all__ = [
     "StatePersistFailed",
     "StepDiverged",
     "StorageReplaced",
+    "SyncCluster",
+    "SyncKeyValueStore",
+    "SyncWorkflowHandle",
     "Tick",
     "TickInfo",
     "Transaction",
@@ -191,6 +195,9 @@ _HOMES = {
     "SingletonInfo": "singletons.api",
     "Singletons": "singletons.api",
     "Snowflake": "kernel.ids",
+    "SyncCluster": "interop.sync",
+    "SyncKeyValueStore": "interop.sync",
+    "SyncWorkflowHandle": "interop.sync",
     "Tick": "cron.tick",
     "TickInfo": "cron.api",
     "Transaction": "work.transaction",
