@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 
-from bench import assignment, calls, crons, kv, messages, ownership, singletons, telemetry, transport, workflows
+from bench import assignment, calls, crons, kv, messages, ownership, singletons, sync, telemetry, transport, workflows
 from bench.measure import Row, fsync_per_s
 from bench.peers import run
 
@@ -20,6 +20,7 @@ SUITES = {
     "assignment": assignment.run,
     "ownership": ownership.run,
     "calls": calls.run,
+    "sync": sync.run,
     "messages": messages.run,
     "singletons": singletons.run,
     "crons": crons.run,

@@ -60,23 +60,24 @@ async def _calls(*, pinned: bool = False) -> AsyncIterator[Work]:
     """Calls from here to a runner elsewhere, spread over the entities."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/bench.db"
-        async with peers.elsewhere(partial(_serve, url), pinned=pinned):
-            cluster = _program(url)
+        async with peers.elsewhere(partial(serve, url), pinned=pinned):
+            cluster = program(url)
             async with cluster.connect():
-                yield _spread(cluster)
+                yield spread(cluster)
 
 
 @asynccontextmanager
 async def _local() -> AsyncIterator[Work]:
     """Calls of a runner to its own entities."""
     with tempfile.TemporaryDirectory() as folder:
-        cluster = _program(f"sqlite:///{folder}/bench.db")
+        cluster = program(f"sqlite:///{folder}/bench.db")
         async with cluster:
             await cluster.ready(timeout="30s")
-            yield _spread(cluster)
+            yield spread(cluster)
 
 
-def _spread(cluster: Cluster) -> Work:
+def spread(cluster: Cluster) -> Work:
+    """Calls of one entity after the other."""
     refs = itertools.cycle([cluster.ref(Echo, f"echo-{number}") for number in range(ENTITIES)])
     return lambda: next(refs).echo(BODY)
 
@@ -107,14 +108,16 @@ async def _p99_s(work: Work, *, times: int = 3_000) -> float:
     return sorted(taken)[times * 99 // 100]
 
 
-def _program(url: str) -> Cluster:
+def program(url: str) -> Cluster:
+    """The cluster."""
     cluster = Cluster(url, shards=SHARDS)
     cluster.entity(Echo)
     return cluster
 
 
-async def _serve(url: str) -> str:
-    cluster = _program(url)
+async def serve(url: str) -> str:
+    """Run it for as long as the process lives."""
+    cluster = program(url)
     await cluster.start()
     await cluster.ready(timeout="30s")
     peers.keep.append(cluster)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         WorkflowTimeout,
         WrongLoop,
     )
+    from coterie.interop.sync import SyncCluster, SyncKeyValueStore, SyncWorkflowHandle
     from coterie.kernel.context import ClusterContext, current, within_cluster
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import MessageId, ShardId, Snowflake
@@ -142,6 +143,9 @@ __all__ = [
     "StatePersistFailed",
     "StepDiverged",
     "StorageReplaced",
+    "SyncCluster",
+    "SyncKeyValueStore",
+    "SyncWorkflowHandle",
     "Tick",
     "TickInfo",
     "Transaction",
@@ -174,6 +178,7 @@ _MODULES = {
     "entities.entity": ("Entity",),
     "entities.persisted.api": ("FailedAttempt", "MessageInfo", "Messages"),
     "entities.rpc": ("rpc",),
+    "interop.sync": ("SyncCluster", "SyncKeyValueStore", "SyncWorkflowHandle"),
     "kernel.context": ("ClusterContext", "current", "within_cluster"),
     "kernel.durations": ("Duration",),
     "kernel.ids": ("MessageId", "ShardId", "Snowflake"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from coterie import main
 from coterie.client import Runners
+from coterie.definitions import Definitions
 from coterie.entities.persisted.api import Messages
 from coterie.entities.persisted.outcome import transaction_here
 from coterie.entities.reference import address_of, require_call
@@ -22,43 +23,31 @@ from coterie.program import Program
 from coterie.runner import Runner
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
-from coterie.work.definition import refusal, require_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from contextlib import AbstractContextManager
     from datetime import datetime
 
     from coterie.cron.api import Crons
-    from coterie.cron.definition import CronOptions
-    from coterie.cron.tick import Tick
+    from coterie.definitions import WorkflowFn
     from coterie.entities.calls.broadcast import Replies
-    from coterie.entities.definition import EntityOptions
     from coterie.entities.entity import E, Entity
+    from coterie.interop.sync import SyncCluster
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import MessageId
     from coterie.main import RunReporter
     from coterie.observe.health import Health
-    from coterie.setup import Setup
-    from coterie.singletons.definition import SingletonOptions, StatelessOptions
-    from coterie.singletons.leader import Leader
     from coterie.storage.contracts.units import UnitStartResult
     from coterie.web.server import HttpServer
     from coterie.workflows.api import WorkflowHandle, Workflows
-    from coterie.workflows.definition import WorkflowOptions
-    from coterie.workflows.workflow import Workflow
 
 T = TypeVar("T")
-R = TypeVar("R")
 P = ParamSpec("P")
 A = TypeVar("A")
 
-if TYPE_CHECKING:
-    CronBody: TypeAlias = Callable[[Tick], Coroutine[Any, Any, None]]
-    SingletonBody: TypeAlias = Callable[[Leader[R]], Coroutine[Any, Any, None]]
-    WorkflowFn: TypeAlias = Callable[[Workflow, A], Coroutine[Any, Any, T]]
 
-
-class Cluster:
+class Cluster(Definitions):
     """A cluster as this program sees it: its settings, its definitions, and one running runner or client.
 
     Args:
@@ -124,147 +113,6 @@ class Cluster:
 
         return Workflows(self._acting)
 
-    # Definitions
-
-    @overload
-    def entity(self, cls: type[E], /) -> type[E]: ...
-    @overload
-    def entity(self, /, **options: Unpack[EntityOptions]) -> Callable[[type[E]], type[E]]: ...
-    def entity(self, cls: Any = None, /, **options: Any) -> Any:
-        """Define an entity: a class whose rpcs any process may call by id. Works with and without parentheses.
-
-        Example:
-            ```python
-            @cluster.entity(max_idle="10m")
-            class Account(Entity[Balance]):
-                @rpc
-                async def balance(self) -> int:
-                    return self.state.cents
-            ```
-
-        Args:
-            cls: The class. It is returned unchanged, and may be an entity of several clusters.
-            options: See `EntityOptions`.
-        """
-
-        def add(cls: Any) -> Any:
-            self._program.entities.add(cls, cast("EntityOptions", options))
-            return cls
-
-        return add if cls is None else add(cls)
-
-    @overload
-    def singleton(
-        self, name: str, **options: Unpack[SingletonOptions[R]]
-    ) -> Callable[[SingletonBody[R]], SingletonBody[R]]: ...
-    @overload
-    def singleton(
-        self, name: str, *, state: None = ..., **options: Unpack[StatelessOptions[None]]
-    ) -> Callable[[SingletonBody[None]], SingletonBody[None]]: ...
-    def singleton(self, name: str, **options: Any) -> Any:
-        """Define a singleton: a function that one runner of the cluster runs at a time, with state that outlives it.
-
-        Example:
-            ```python
-            @cluster.singleton("importer", state=Progress)
-            async def importer(leader: Leader[Progress]) -> None:
-                while True:
-                    async with leader.update() as state:
-                        state.last_id += 1
-                    await leader.sleep("1s")
-            ```
-
-        Args:
-            name: Its name in the cluster; its state is stored under it.
-            options: See `SingletonOptions`.
-        """
-
-        def add(body: Any) -> Any:
-            self._program.singletons.add(name, body, cast("SingletonOptions[Any]", options))
-            self._program.define(self._program.singletons, self._program.singletons.known[name].definition)
-            return body
-
-        require_name(name, kind="singleton")  # checked now: without the parentheses `add` is never called
-        return add
-
-    def cron(self, name: str, schedule: str, **options: Unpack[CronOptions]) -> Callable[[CronBody], CronBody]:
-        """Define a cron: a function that runs on a schedule, once for each tick in the whole cluster.
-
-        Example:
-            ```python
-            @cluster.cron("nightly", "0 3 * * *", timezone="Europe/Zurich")
-            async def nightly(tick: Tick) -> None:
-                print("report for", tick.scheduled_at)
-            ```
-
-        Args:
-            name: Its name in the cluster; its history is stored under it.
-            schedule: Five fields, or six with seconds first; `@daily` and the like; `@every 90s`.
-            options: See `CronOptions`.
-
-        Raises:
-            ScheduleError: The schedule or its time zone cannot be parsed; the error shows the position.
-        """
-
-        def add(body: Any) -> Any:
-            self._program.crons.add(name, schedule, body, options)
-            self._program.define(self._program.crons, self._program.crons.known[name].definition)
-            return body
-
-        require_name(name, kind="cron")  # checked now: without the parentheses `add` is never called
-        return add
-
-    @overload
-    def workflow(self, fn: WorkflowFn[A, T], /) -> WorkflowFn[A, T]: ...
-    @overload
-    def workflow(self, /, **options: Unpack[WorkflowOptions]) -> Callable[[WorkflowFn[A, T]], WorkflowFn[A, T]]: ...
-    def workflow(self, fn: Any = None, /, **options: Any) -> Any:
-        """Define a workflow: a function whose steps are stored, so that another runner can continue it after a crash.
-
-        Example:
-            ```python
-            @cluster.workflow
-            async def checkout(workflow: Workflow, order: Order) -> str:
-                payment = await workflow.step("charge", charge, order)
-                await workflow.sleep("7d", name="time to return it")
-                return await workflow.step("ship", ship, order, payment)
-            ```
-
-        Args:
-            fn: An async function of two arguments: the `Workflow`, and its payload.
-            options: See `WorkflowOptions`.
-        """
-
-        def add(fn: Any) -> Any:
-            self._program.workflows.add(fn, cast("WorkflowOptions", options))
-            self._program.define(self._program.workflows)
-            return fn
-
-        return add if fn is None else add(fn)
-
-    def setup(self, fn: Setup, /) -> Setup:
-        """Open resources for handlers (a pool, a client): before the runner takes its first seat, until after its last.
-
-        The context managers are opened in the order of their definition and closed in reverse order, each in the
-        task that opened it. Clients open none of them.
-
-        Example:
-            ```python
-            @cluster.setup
-            @asynccontextmanager
-            async def http() -> AsyncIterator[None]:
-                async with httpx.AsyncClient() as app.http:
-                    yield
-            ```
-        """
-        if self._program.runners:
-            raise refusal(
-                f"setup of {getattr(fn, '__name__', fn)!r} comes after the start, when setups are open already",
-                hint="move it before the start, into the module that makes the cluster",
-            )
-        self._program.setups.append(fn)
-        return fn
-
     # Lifecycle
 
     def run(self, *, wait: bool = True) -> None:
@@ -321,7 +169,7 @@ class Cluster:
         running = self._participant.present()
         if running is None:
             return
-        running.origin.require_same()
+        running.origin.require_same_loop()
         if not isinstance(running, Runner):
             raise RuntimeError(  # noqa: TRY004 no argument is wrong
                 f"{running.what} is connected as a client, which ends with its `async with cluster.connect():` block"
@@ -348,6 +196,30 @@ class Cluster:
         del app
         async with self:
             yield
+
+    @asynccontextmanager
+    async def client_lifespan(self, app: Any, /) -> AsyncIterator[None]:
+        """The same as a client, for a web application that only calls and sends."""
+        del app
+        async with self.connect():
+            yield
+
+    def sync(self) -> AbstractContextManager[SyncCluster]:
+        """This cluster without await, for threads: Flask, Django, Celery, scripts. Connects with the first call.
+
+        Example:
+            ```python
+            with cluster.sync() as c:
+                cents = c.call(c.ref(Account, "alice").balance())
+            ```
+
+        Raises:
+            RuntimeError: An event loop runs in this thread, or gevent has replaced threads.
+        """
+        from coterie.interop.loop_thread import LoopBridge
+        from coterie.interop.sync import SyncCluster
+
+        return SyncCluster(self, LoopBridge(self._participant, lambda: self._program.new_client(self.settings)))
 
     async def ready(self, *, timeout: Duration | None = None) -> None:
         """Return when this runner has taken its share: every shard of its groups is held by a runner that is alive.

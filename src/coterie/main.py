@@ -146,7 +146,7 @@ def run(
         configure_logs(settings)
     with (
         Signals(limit_s=settings.drain.total_seconds() + GRACE_S) as signals,
-        asyncio.Runner(loop_factory=_loop_factory()) as loop,
+        asyncio.Runner(loop_factory=loop_factory()) as loop,
     ):
         in_order = loop.run(_live(begin, signals, beside, reporter or Logged(), wait=wait))
     if not in_order:
@@ -353,7 +353,7 @@ def configure_logs(settings: Settings) -> None:
         log.setLevel(logging.INFO)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's factory where it is installed (the extra `fast`)."""
     try:
         import uvloop

@@ -207,6 +207,18 @@ async def workflows(tick: Tick) -> None:
     del text
 
 
+def blocking(account: Account) -> None:
+    with cluster.sync() as c:
+        text: str = c.call(account.charge("a", 1))  # type: ignore[assignment] # a number
+        c.call(7)  # type: ignore[arg-type] # no call
+        c.start_workflow(checkout, 7, id="7")  # type: ignore[arg-type] # a number for text
+        text = c.workflow_handle(checkout, "7").result()  # type: ignore[assignment] # a balance
+        c.kv.typed(int).set("a", "x")  # type: ignore[arg-type] # text for a number
+        c.ready()  # type: ignore[attr-defined] # of runners
+    cluster.sync().call(account.charge("a", 1))  # type: ignore[attr-defined] # without a block
+    del text
+
+
 def definitions(sender: Sender) -> Bare:
     define(int)  # type: ignore[type-var] # no entity
     define(Account, max_idel="5m")  # type: ignore[call-arg] # no such option

@@ -16,10 +16,14 @@ from coterie import (
     Durable,
     ExecutionMeta,
     FailedAttempt,
+    Health,
     Leader,
     Retry,
     SavedState,
     SingletonInfo,
+    SyncCluster,
+    SyncKeyValueStore,
+    SyncWorkflowHandle,
     Tick,
     TickInfo,
     Transaction,
@@ -301,6 +305,34 @@ async def workflows(leader: Leader[None], tick: Tick) -> None:
         assert_type(await unit.step("price", price, "x"), Balance)
         await approve(unit)
     await approve(tick)
+
+
+def blocking(account: Account) -> None:
+    with cluster.sync() as c:
+        assert_type(c, SyncCluster)
+        assert_type(c.ref(Account, "alice"), Account)
+        assert_type(c.call(account.balance(), timeout="5s"), int)
+        message = c.send(account.pair(1, 2), delay="5s", key="k")
+        assert_type(message, MessageId[tuple[int, int]])
+        assert_type(c.result(message, timeout=5), tuple[int, int])
+        assert_type(c.cancel(message), bool)
+        run = c.start_workflow(checkout, "order-7", id="7")
+        assert_type(run, SyncWorkflowHandle[Balance])
+        assert_type(run.result(timeout="5s"), Balance)
+        assert_type(run.status(), Literal["running", "suspended", "done", "failed", "interrupted"])
+        assert_type(c.workflow_handle(deliver, "7"), SyncWorkflowHandle[list[str]])
+        c.resolve("token", {"any": "thing"})
+        c.reject("token", "why")
+        c.kv.set("a", 1, ttl="1h")
+        balances = c.kv.prefix("balance:").typed(Balance)
+        assert_type(balances, SyncKeyValueStore[Balance])
+        assert_type(balances.get("alice"), Balance | None)
+        assert_type(balances.modify("alice", lambda old: old or Balance()), Balance | None)
+        assert_type(list(balances.items()), list[tuple[str, Balance]])
+        assert_type(c.next_id(), int)
+        assert_type(c.health(), Health)
+        assert_type(c.shards(), Mapping[ShardId, str | None])
+        assert_type(c.run(cluster.crons.list), Sequence[CronInfo])
 
 
 async def calendar(tick: Tick) -> None:

@@ -305,6 +305,7 @@ async def test_another_threads_loop_is_refused_in_our_words_wherever_it_asks(clu
         lambda: cluster.shards(),
         lambda: cluster.next_id(),
         lambda: cluster.ready(),
+        lambda: cluster.stop(),
     ]
 
     def elsewhere(call: Callable[[], Awaitable[object]]) -> str:

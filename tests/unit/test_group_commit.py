@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -524,3 +525,12 @@ async def test_one_that_has_left_is_not_told_of_a_failure_and_its_neighbours_are
         with pytest.raises(PersistenceError):
             await stays
         assert left.cancelled()
+
+
+def test_a_child_forked_while_a_thread_holds_the_lock_can_commit() -> None:
+    """P13."""
+    with Group._lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if Group._lock.acquire(timeout=5) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

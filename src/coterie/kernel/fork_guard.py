@@ -40,6 +40,11 @@ class ProcessOrigin:
         """Whether it was made or opened in this process."""
         return self._pid == _here
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop on which it was opened; None: it was not opened on one."""
+        return self._loop
+
     def require_same(self) -> None:
         """Raise `Forked` in a child of the process that opened it."""
         if self._pid != _here:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading  # noqa: TID251 a lock only: the engine's thread closes the group
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -81,6 +82,14 @@ class Group(list[Write]):
         """Let no more writes join: only the present members get a result, even if the engine writes later."""
         with self._lock:
             self._queue = None
+
+
+def _forked() -> None:
+    """In a forked child: another thread of the parent may have held the lock [P13]."""
+    Group._lock = threading.Lock()  # noqa: SLF001 the module's own class
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class GroupWriter(Service):

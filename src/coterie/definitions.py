@@ -1,0 +1,175 @@
+"""The decorators of `Cluster`: with them a program defines its entities, singletons, crons, workflows and setups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast, overload
+
+from coterie.work.definition import refusal, require_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from coterie.cron.definition import CronOptions
+    from coterie.cron.tick import Tick
+    from coterie.entities.definition import EntityOptions
+    from coterie.entities.entity import E
+    from coterie.program import Program
+    from coterie.setup import Setup
+    from coterie.singletons.definition import SingletonOptions, StatelessOptions
+    from coterie.singletons.leader import Leader
+    from coterie.workflows.definition import WorkflowOptions
+    from coterie.workflows.workflow import Workflow
+
+T = TypeVar("T")
+R = TypeVar("R")
+A = TypeVar("A")
+
+if TYPE_CHECKING:
+    CronBody: TypeAlias = Callable[[Tick], Coroutine[Any, Any, None]]
+    SingletonBody: TypeAlias = Callable[[Leader[R]], Coroutine[Any, Any, None]]
+    WorkflowFn: TypeAlias = Callable[[Workflow, A], Coroutine[Any, Any, T]]
+
+
+class Definitions:
+    """What a program can define with a cluster. Wrong definitions are refused when they are made."""
+
+    _program: Program
+
+    @overload
+    def entity(self, cls: type[E], /) -> type[E]: ...
+    @overload
+    def entity(self, /, **options: Unpack[EntityOptions]) -> Callable[[type[E]], type[E]]: ...
+    def entity(self, cls: Any = None, /, **options: Any) -> Any:
+        """Define an entity: a class whose rpcs any process may call by id. Works with and without parentheses.
+
+        Example:
+            ```python
+            @cluster.entity(max_idle="10m")
+            class Account(Entity[Balance]):
+                @rpc
+                async def balance(self) -> int:
+                    return self.state.cents
+            ```
+
+        Args:
+            cls: The class. It is returned unchanged, and may be an entity of several clusters.
+            options: See `EntityOptions`.
+        """
+
+        def add(cls: Any) -> Any:
+            self._program.entities.add(cls, cast("EntityOptions", options))
+            return cls
+
+        return add if cls is None else add(cls)
+
+    @overload
+    def singleton(
+        self, name: str, **options: Unpack[SingletonOptions[R]]
+    ) -> Callable[[SingletonBody[R]], SingletonBody[R]]: ...
+    @overload
+    def singleton(
+        self, name: str, *, state: None = ..., **options: Unpack[StatelessOptions[None]]
+    ) -> Callable[[SingletonBody[None]], SingletonBody[None]]: ...
+    def singleton(self, name: str, **options: Any) -> Any:
+        """Define a singleton: a function that one runner of the cluster runs at a time, with state that outlives it.
+
+        Example:
+            ```python
+            @cluster.singleton("importer", state=Progress)
+            async def importer(leader: Leader[Progress]) -> None:
+                while True:
+                    async with leader.update() as state:
+                        state.last_id += 1
+                    await leader.sleep("1s")
+            ```
+
+        Args:
+            name: Its name in the cluster; its state is stored under it.
+            options: See `SingletonOptions`.
+        """
+
+        def add(body: Any) -> Any:
+            self._program.singletons.add(name, body, cast("SingletonOptions[Any]", options))
+            self._program.define(self._program.singletons, self._program.singletons.known[name].definition)
+            return body
+
+        require_name(name, kind="singleton")  # checked now: without the parentheses `add` is never called
+        return add
+
+    def cron(self, name: str, schedule: str, **options: Unpack[CronOptions]) -> Callable[[CronBody], CronBody]:
+        """Define a cron: a function that runs on a schedule, once for each tick in the whole cluster.
+
+        Example:
+            ```python
+            @cluster.cron("nightly", "0 3 * * *", timezone="Europe/Zurich")
+            async def nightly(tick: Tick) -> None:
+                print("report for", tick.scheduled_at)
+            ```
+
+        Args:
+            name: Its name in the cluster; its history is stored under it.
+            schedule: Five fields, or six with seconds first; `@daily` and the like; `@every 90s`.
+            options: See `CronOptions`.
+
+        Raises:
+            ScheduleError: The schedule or its time zone cannot be parsed; the error shows the position.
+        """
+
+        def add(body: Any) -> Any:
+            self._program.crons.add(name, schedule, body, options)
+            self._program.define(self._program.crons, self._program.crons.known[name].definition)
+            return body
+
+        require_name(name, kind="cron")  # checked now: without the parentheses `add` is never called
+        return add
+
+    @overload
+    def workflow(self, fn: WorkflowFn[A, T], /) -> WorkflowFn[A, T]: ...
+    @overload
+    def workflow(self, /, **options: Unpack[WorkflowOptions]) -> Callable[[WorkflowFn[A, T]], WorkflowFn[A, T]]: ...
+    def workflow(self, fn: Any = None, /, **options: Any) -> Any:
+        """Define a workflow: a function whose steps are stored, so that another runner can continue it after a crash.
+
+        Example:
+            ```python
+            @cluster.workflow
+            async def checkout(workflow: Workflow, order: Order) -> str:
+                payment = await workflow.step("charge", charge, order)
+                await workflow.sleep("7d", name="time to return it")
+                return await workflow.step("ship", ship, order, payment)
+            ```
+
+        Args:
+            fn: An async function of two arguments: the `Workflow`, and its payload.
+            options: See `WorkflowOptions`.
+        """
+
+        def add(fn: Any) -> Any:
+            self._program.workflows.add(fn, cast("WorkflowOptions", options))
+            self._program.define(self._program.workflows)
+            return fn
+
+        return add if fn is None else add(fn)
+
+    def setup(self, fn: Setup, /) -> Setup:
+        """Open resources for handlers (a pool, a client): before the runner takes its first seat, until after its last.
+
+        The context managers are opened in the order of their definition and closed in reverse order, each in the
+        task that opened it. Clients open none of them.
+
+        Example:
+            ```python
+            @cluster.setup
+            @asynccontextmanager
+            async def http() -> AsyncIterator[None]:
+                async with httpx.AsyncClient() as app.http:
+                    yield
+            ```
+        """
+        if self._program.runners:
+            raise refusal(
+                f"setup of {getattr(fn, '__name__', fn)!r} comes after the start, when setups are open already",
+                hint="move it before the start, into the module that makes the cluster",
+            )
+        self._program.setups.append(fn)
+        return fn
