@@ -23,6 +23,7 @@ from coterie.errors import (
 from coterie.kernel.ids import shard_number
 from coterie.ownership.directory import Directory
 from coterie.storage.interface import ClusterSnapshot  # noqa: TC001 a fixture's field
+from tests.support.manual_clock import ManualClock
 from tests.unit.ownership.rows import held, runner, shards, view
 
 ME = "a"
@@ -38,7 +39,7 @@ class Ground:
     incarnation: str = ME
 
     def __post_init__(self) -> None:
-        self.directory = Directory(self.read)
+        self.directory = Directory(self.read, ManualClock())
         self.routing = Router(self, shards=4, lease_s=6)
         self.routing.keeps_itself = False  # a client's needs a loop
 
