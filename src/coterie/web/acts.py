@@ -23,7 +23,7 @@ from coterie.entities.calls.by_name_client import CallsByName
 from coterie.entities.persisted.api import Messages
 from coterie.errors import CoterieError
 from coterie.kernel.ids import EntityAddress
-from coterie.kernel.text import require_text, storable, visible
+from coterie.kernel.text import require_text, visible
 from coterie.observe import message_filter
 from coterie.singletons.api import Singletons
 from coterie.storage.contracts.activity import Act
@@ -51,8 +51,6 @@ WITHIN_S = 30.0
 """Time limit of one act."""
 MESSAGES_MOST = 1_000
 """Messages that one act retries or deletes; another one does the rest."""
-_TEXT_MOST = 500
-"""Characters of a text that is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +212,10 @@ class Acts:
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     async def _record(self, here: Client, request: Request, name: str, what: str, result: str) -> None:
-        """Record an act, in the log and in the database. The act is done: that it cannot be recorded is logged."""
+        """Record an act, in the log and in the database."""
         who, origin = _who(request), "unknown" if request.client is None else request.client.host
         log.warning("%s by %s from %s: %s: %s", name, visible(who), origin, visible(what), visible(result))
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                await here.storage.activity.add(
-                    Act(who=_short(who), origin=_short(origin), act=name, what=_short(what), result=_short(result))
-                )
-        except (CoterieError, TimeoutError) as error:
-            log.error("the act %s is in this log only, it could not be recorded: %s", name, error)
+        await here.record(Act(who=who, origin=origin, act=name, what=what, result=result))
 
     # Messages
 
@@ -537,11 +529,6 @@ def _who(request: Request) -> str:
     if user is not None and getattr(user, "is_authenticated", False):
         return str(getattr(user, "display_name", "") or "an authenticated user")
     return "http_token" if "authorization" in request.headers else "this machine"
-
-
-def _short(text: str) -> str:
-    text = storable(text)
-    return text if len(text) <= _TEXT_MOST else f"{text[: _TEXT_MOST - 1]}…"
 
 
 def _whole(request: Request, name: str) -> int | None:
