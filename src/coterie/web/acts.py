@@ -133,12 +133,12 @@ class Acts:
     """The handlers.
 
     Args:
-        sight: What they act on.
+        web_view: What they act on.
         token: The token that each request has in its header `x-coterie-act`.
     """
 
-    def __init__(self, sight: WebView, *, token: str) -> None:
-        self._sight = sight
+    def __init__(self, web_view: WebView, *, token: str) -> None:
+        self._web_view = web_view
         self._token = token
         self.plans: Mapping[str, tuple[type[_Body], Callable[[Client, Any], Awaitable[Plan]]]] = {
             "trigger": (CronBody, trigger),
@@ -170,7 +170,7 @@ class Acts:
             raise HttpRefusal(404, f"there is no act {name[:40]!r}", f"there are {', '.join(self.plans)}")
         kind, plan = self.plans[name]
         body = _decoded(kind, await _body(request))
-        here = self._sight.here()
+        here = self._web_view.here()
         async with asyncio.timeout(WITHIN_S):
             planned = await _found(plan(here, body))
         if request.query_params.get("preview"):
@@ -195,7 +195,7 @@ class Acts:
         """The record of acts, the newest first."""
         require_read(request)
         before, most = _whole(request, "before"), limit_of(request)
-        rows = await self._sight.here().storage.activity.list(before=before, most=most + 1)
+        rows = await self._web_view.here().storage.activity.list(before=before, most=most + 1)
         told = [
             {
                 "id": str(row.id),
@@ -260,12 +260,12 @@ class Acts:
         given = {"state": "dead", **body.filter}
         if given["state"] not in ended:
             raise HttpRefusal(400, f"state is {given['state']!r}", f"only messages that are {' or '.join(ended)}")
-        chosen = filter_of(given, texts=not self._sight.redacted)
+        chosen = filter_of(given, texts=not self._web_view.redacted)
         return list((await message_filter.choose(here, chosen, limit=MESSAGES_MOST)).messages)
 
     async def _edit(self, here: Client, body: EditBody) -> Plan:
         """Send a dead message's call again with other arguments, as a new message. The dead one stays."""
-        if self._sight.redacted:
+        if self._web_view.redacted:
             raise HttpRefusal(403, "arguments are hidden by the setting redact", "retry sends them as they are")
         dead = await _messages(here).show(body.id)
         if dead.status != "dead":

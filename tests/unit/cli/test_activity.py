@@ -16,7 +16,7 @@ from coterie.storage.contracts.activity import Act
 from coterie.web.acts import Acts
 from tests.unit.cli.command_runner import Said, coterie
 from tests.unit.cli.stored_cluster import Stored, checkout
-from tests.unit.web.fake_cluster import FakeSight
+from tests.unit.web.fake_cluster import FakeWebView
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,4 +117,4 @@ def test_commands_record_the_acts_that_the_page_has() -> None:
     files = resources.files("coterie.cli.commands").iterdir()
     texts = [each.read_text("utf-8") for each in files if each.name.endswith(".py")]
     names = {name for text in texts for name in re.findall(r'ctx\.act\("([a-z-]+)"', text)}
-    assert names == set(Acts(FakeSight(), token="").plans) - {"edit"}
+    assert names == set(Acts(FakeWebView(), token="").plans) - {"edit"}

@@ -102,8 +102,8 @@ FIRST = {
 }
 """Those of which the first or last rows are wanted: they lie in this order, and nothing sorts them."""
 PAGES_MOST = {"list_crons": 16_000, "purge_ticks": 1_500, "tick_histories": 300}
-"""Of one statement, 100 unless told: for 1,000 crons, for 100 ticks that go, for the last of two crons. Measured: 3 to 35,
-7,200, 410 and 153."""
+"""Of one statement, 100 unless told: for 1,000 crons, for 100 ticks that go, for the last of two crons. Measured:
+3 to 35, 7,200, 410 and 153."""
 
 
 def problems(name: str, plan: dict[str, Any]) -> list[str]:
