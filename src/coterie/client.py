@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from coterie.durable.token import Tokens
 from coterie.entities.calls.client import CallClient
-from coterie.errors import NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
+from coterie.errors import CoterieError, NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import spans
 from coterie.kernel.clock import Clock, SystemClock
 from coterie.kernel.fork_guard import ProcessOrigin
@@ -18,6 +21,7 @@ from coterie.kernel.ids import new_incarnation
 from coterie.kernel.random import Random
 from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
+from coterie.kernel.text import storable
 from coterie.kv.changes import KeyValues
 from coterie.observe.collect import Collector
 from coterie.observe.facts import LocalFacts, Usage, usage
@@ -25,6 +29,7 @@ from coterie.ownership import peer_notices
 from coterie.ownership.directory import Directory, peer_of
 from coterie.ownership.lease_thread import SideLoop, ThreadSideLoop
 from coterie.ownership.machine_id import IdGenerator
+from coterie.storage.contracts.activity import Act
 from coterie.storage.engines import open_storage
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Route, Transport, TransportLimits, Wire
@@ -39,6 +44,12 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
 
+log = logging.getLogger("coterie")
+
+_RECORDED_S = 30.0
+"""How long the record of an act may take."""
+_TEXT_MOST = 500
+"""Characters of a text in it."""
 _HINT_S = 1.0
 """How long a hint may take: the sender does not wait longer, since the news is found without the hint, too."""
 
@@ -190,6 +201,15 @@ class Client(Service):
                 if holder is not None:
                     await self._wake(holder, f"{seat}\n{about}" if about else seat)
 
+    async def record(self, act: Act) -> None:
+        """Record what somebody did. It is done: that it cannot be recorded is logged, and nothing is raised."""
+        short = {name: _short(value) for name, value in msgspec.structs.asdict(act).items()}
+        try:
+            async with asyncio.timeout(_RECORDED_S):
+                await self.storage.activity.add(Act(**short))
+        except (CoterieError, TimeoutError) as error:
+            log.error("the act %s is in this log only, it could not be recorded: %s", act.act, error)
+
     async def _wake(self, holder: RunnerRow, notice: str) -> None:
         peer = peer_of(holder)
         await self.transport.connect(peer)
@@ -263,6 +283,11 @@ class Runners:
             RunnerUnavailable: No runner, or more than one, has this id or name.
         """
         await self._writing("cluster.runners.drain").drain(runner)
+
+
+def _short(text: str) -> str:
+    text = storable(text)
+    return text if len(text) <= _TEXT_MOST else f"{text[: _TEXT_MOST - 1]}…"
 
 
 def _id_of(runners: Sequence[RunnerRow], wanted: str) -> str:

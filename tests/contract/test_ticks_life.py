@@ -399,6 +399,15 @@ class TestHistory:
             assert await history(storage, most=most) == rows[:most]
         for minute in range(9):
             assert await history(storage, before=at(minute)) == [row for row in rows if row.at < at(minute)]
+        others, last = await history(storage, CRON_B), at(9)
+        both = {CRON_A: rows, CRON_B: others}
+        found = await storage.ticks.histories([CRON_B, CRON_A, "nobody"], most=1000, since=at(0), before=last)
+        assert {name: list(some) for name, some in found.items() if some} == both
+        for minute in range(9):
+            found = await storage.ticks.histories([CRON_A], most=3, since=at(minute), before=last)
+            assert list(found.get(CRON_A, ())) == [row for row in rows if row.until >= at(minute)][:3]
+            found = await storage.ticks.histories([CRON_A], most=1000, since=at(0), before=at(minute))
+            assert list(found.get(CRON_A, ())) == [row for row in rows if row.at < at(minute)]
 
     async def test_it_is_read_page_by_page(self, storage: Storage, runner_a: Ownership) -> None:
         claim = await grant(runner_a, A)

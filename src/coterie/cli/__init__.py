@@ -28,7 +28,7 @@ COMMANDS = {
     "workflows": "runs of workflows, and what they wait for",
     "call": "call a method of an entity, and print its result as JSON",
     "kv": "keys and values, shared by all processes",
-    "activity": "what people did with the page",
+    "activity": "what people did with the page and with commands",
     "completion": "print the script for shell completion",
     "demo": "a cluster on this machine, with buttons to break it",
     "run": "run runners of app.py or package.module:cluster",

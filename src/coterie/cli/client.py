@@ -6,6 +6,9 @@ Also the options that every command takes, JSON arguments, and reading and forma
 from __future__ import annotations
 
 import asyncio
+import getpass
+import os
+import socket
 import sys
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -17,12 +20,14 @@ import msgspec
 
 from coterie.cli.output import Screen, as_json, echo, instant, relative, safe
 from coterie.cluster import Cluster
+from coterie.errors import CoterieError
 from coterie.kernel.clock import SystemClock
 from coterie.kernel.ids import new_incarnation
 from coterie.kernel.random import Random
 from coterie.observe.pages import ViewReader
 from coterie.settings import Settings
 from coterie.settings.secret import redacted_url
+from coterie.storage.contracts.activity import Act
 from coterie.storage.engines import file_of, open_storage
 
 if TYPE_CHECKING:
@@ -84,11 +89,48 @@ class ClientCommand:
         """The connected client, for what the public API does not offer."""
         return self.cluster._acting()
 
+    @asynccontextmanager
+    async def act(self, name: str, what: str) -> AsyncIterator[ActRecord]:
+        """A block that does something which is recorded, as acts of the page are: who, and what came of it.
+
+        Args:
+            name: The act, by the name that the page has for it.
+            what: The thing that it is done to.
+        """
+        record = ActRecord()
+        try:
+            yield record
+        except CoterieError as error:
+            record.result = f"refused: {error.message}"
+            raise
+        except asyncio.CancelledError:
+            record.result = "stopped: a part may be done"
+            raise
+        finally:
+            act = Act(who=_user(), origin="command line", act=name, what=what, result=record.result or "failed")
+            await self.here.record(act)
+
     @property
     def where(self) -> str:
         """The cluster that answers: the first line of every view."""
         settings = self.cluster.settings
         return f"cluster {settings.name} on {redacted_url(settings.url)}"
+
+
+class ActRecord:
+    """What came of an act: set by the block that does it."""
+
+    def __init__(self) -> None:
+        self.result = ""
+
+
+def _user() -> str:
+    """The user of the operating system, and the host."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # in a container: a number without a name
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
 
 
 class Noun(click.Group):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coterie.client import Client
     from coterie.cron.calendar import Change
     from coterie.storage.contracts.ticks import CronRow, Kind, Outcome, TickRow
-    from coterie.storage.interface import ClusterSnapshot
+    from coterie.storage.interface import SeatRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,8 @@ class Crons:
         """All crons of the cluster, by name, also those that this program does not define."""
         storage = self._acting().storage
         rows, view = await storage.ticks.list(), await storage.view()
-        return [self._info(row, view) for row in rows]
+        seats, names = {seat.name: seat for seat in view.seats}, {each.id: each.name for each in view.runners}
+        return [self._info(row, seats.get(Seat.cron(row.name)), names) for row in rows]
 
     async def get(self, name: str) -> CronInfo:
         """One cron.
@@ -347,12 +348,9 @@ class Crons:
         except msgspec.DecodeError:
             return None  # stored by a later version, in another format
 
-    def _info(self, row: CronRow, view: ClusterSnapshot) -> CronInfo:
+    def _info(self, row: CronRow, seat: SeatRow | None, names: Mapping[str, str]) -> CronInfo:
         summary = self._summary(row.name, row)
-        wanted = Seat.cron(row.name)
-        seat = next((seat for seat in view.seats if seat.name == wanted), None)
-        holder = None if seat is None else seat.holder
-        runner = next((each.name for each in view.runners if each.id == holder), None)
+        runner = None if seat is None or seat.holder is None else names.get(seat.holder)
         schedule = _schedule(row.name, summary)
         due_at = None if summary is None or schedule is None else _due_at(row, summary, schedule)
         return CronInfo(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.cron.api import Crons, preview
+from coterie.cron.api import preview
 from coterie.cron.schedule import Schedule
 from coterie.durable import failure
 from coterie.entities.calls.by_name_client import CallsByName
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.client import Client
-    from coterie.cron.api import TickInfo
     from coterie.entities.calls.by_name_client import ActiveEntity, EntityLocation
     from coterie.entities.persisted.api import MessageInfo
     from coterie.observe.facts import ClusterFacts
     from coterie.observe.message_filter import ChosenMessages, MessageOptions
     from coterie.observe.view import WorkflowLine
+    from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.contracts.units import StepRecord, StepRow, UnitRow
     from coterie.storage.interface import ClusterSnapshot, StateRow
 
@@ -120,7 +120,7 @@ async def cron(here: Client, facts: ClusterFacts, name: str, *, texts: bool) -> 
     info = next((each for each in facts.crons if each.name == name), None)
     if info is None:
         return None
-    history = await Crons(lambda: here, dict).history(name, limit=_HISTORY_MOST)
+    history = await here.storage.ticks.history(name, most=_HISTORY_MOST)
     following = (
         preview(Schedule(info.schedule, timezone=info.timezone, cron=name), after=facts.now, count=_UPCOMING)
         if info.schedule and info.paused_at is None
@@ -133,13 +133,14 @@ async def cron(here: Client, facts: ClusterFacts, name: str, *, texts: bool) -> 
     }
 
 
-def _tick(tick: TickInfo, *, texts: bool) -> dict[str, Any]:
+def _tick(tick: TickRow, *, texts: bool) -> dict[str, Any]:
     return {
-        "scheduled_at": tick.scheduled_at,
-        "started_at": tick.started_at,
+        "scheduled_at": tick.at,
+        "until": tick.until,
+        "started_at": tick.claimed_at if tick.attempt else None,
         "ended_at": tick.ended_at,
-        "late_s": None if tick.late is None else tick.late.total_seconds(),
-        "took_s": None if tick.took is None else tick.took.total_seconds(),
+        "late_s": tick.late_s,
+        "took_s": tick.took_s,
         "outcome": tick.outcome,
         "reason": tick.reason,
         "kind": tick.kind,
@@ -165,10 +166,11 @@ async def ticks(
     """
     start, end = start or facts.now - timedelta(hours=6), end or facts.now + timedelta(hours=1)
     chosen = facts.crons[:_CRONS_MOST]
+    names = [info.name for info in chosen]
+    stored = await here.storage.ticks.histories(names, most=_TICKS_MOST, since=start, before=end)
     found = []
     for info in chosen:
-        rows = await here.storage.ticks.history(info.name, most=_TICKS_MOST, before=end)
-        within = [row for row in rows if row.until >= start]
+        within = stored.get(info.name, ())
         after = max(start, facts.now)
         following: list[datetime] = []
         if info.schedule and info.paused_at is None and end > after:
@@ -177,21 +179,7 @@ async def ticks(
         found.append(
             {
                 "name": info.name,
-                "ticks": [
-                    {
-                        "scheduled_at": row.at,
-                        "started_at": row.claimed_at if row.attempt else None,
-                        "ended_at": row.ended_at,
-                        "outcome": row.outcome,
-                        "runner": row.runner or None,
-                        "error": worded(row.errors[-1], texts=texts) if row.errors else None,
-                        "attempt": row.attempt,
-                        "count": row.count,
-                        "until": row.until,
-                        "reason": row.reason,
-                    }
-                    for row in within
-                ],
+                "ticks": [_tick(row, texts=texts) for row in within],
                 "next": following,
                 "more": len(within) == _TICKS_MOST,
             }

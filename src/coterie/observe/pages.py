@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,10 +45,17 @@ if TYPE_CHECKING:
     from coterie.workflows.api import WorkflowInfo
 
 
-def runner(row: RunnerRow, facts: ClusterFacts, happening: Rate | None) -> RunnerLine:
-    """A runner."""
+def runners(facts: ClusterFacts, happening: Mapping[str, Rate]) -> tuple[RunnerLine, ...]:
+    """The runners, by name."""
+    held: dict[str | None, list[tuple[str, str]]] = {}
+    for seat in facts.view.seats:
+        held.setdefault(seat.holder, []).append(Seat.split(seat.name))
+    rows = sorted(facts.view.runners, key=lambda row: (row.name, row.id))
+    return tuple(_runner(row, facts, held.get(row.id, []), happening.get(row.id)) for row in rows)
+
+
+def _runner(row: RunnerRow, facts: ClusterFacts, held: Sequence[tuple[str, str]], happening: Rate | None) -> RunnerLine:
     local = facts.runners.get(row.id)
-    held = [Seat.split(seat.name) for seat in facts.view.seats if seat.holder == row.id]
     line = RunnerLine(
         id=row.id,
         name=row.name,
@@ -118,7 +126,8 @@ def _shard(seat: SeatRow, wanted: dict[str, str], names: dict[str, str]) -> Shar
 def _group(group: str, all_of: list[Shard], runners: tuple[RunnerRow, ...]) -> ShardGroup:
     mine = [each for each in all_of if each.group == group]
     serving = sorted((row for row in runners if group in row.groups), key=lambda row: row.name)
-    counts = {row.name: sum(each.owner == row.name for each in mine) for row in serving}
+    owned = Counter(each.owner for each in mine)
+    counts = {row.name: owned[row.name] for row in serving}
     shares = [counts[row.name] / row.weight for row in serving if not row.leaving]
     least = min(shares, default=0.0)
     return ShardGroup(
@@ -369,8 +378,7 @@ class Pages:
 
     def runners(self) -> Any:
         """The runners, by name."""
-        rows = sorted(self._facts.view.runners, key=lambda row: (row.name, row.id))
-        return tuple(runner(row, self._facts, self._happening.get(row.id)) for row in rows)
+        return runners(self._facts, self._happening)
 
     def shards(self) -> Any:
         """The shards and their holders."""

@@ -23,7 +23,7 @@ from coterie.entities.calls.by_name_client import CallsByName
 from coterie.entities.persisted.api import Messages
 from coterie.errors import CoterieError
 from coterie.kernel.ids import EntityAddress
-from coterie.kernel.text import require_text, storable, visible
+from coterie.kernel.text import require_text, visible
 from coterie.observe import message_filter
 from coterie.singletons.api import Singletons
 from coterie.storage.contracts.activity import Act
@@ -51,8 +51,6 @@ WITHIN_S = 30.0
 """Time limit of one act."""
 MESSAGES_MOST = 1_000
 """Messages that one act retries or deletes; another one does the rest."""
-_TEXT_MOST = 500
-"""Characters of a text that is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +133,12 @@ class Acts:
     """The handlers.
 
     Args:
-        sight: What they act on.
+        web_view: What they act on.
         token: The token that each request has in its header `x-coterie-act`.
     """
 
-    def __init__(self, sight: WebView, *, token: str) -> None:
-        self._sight = sight
+    def __init__(self, web_view: WebView, *, token: str) -> None:
+        self._web_view = web_view
         self._token = token
         self.plans: Mapping[str, tuple[type[_Body], Callable[[Client, Any], Awaitable[Plan]]]] = {
             "trigger": (CronBody, trigger),
@@ -172,7 +170,7 @@ class Acts:
             raise HttpRefusal(404, f"there is no act {name[:40]!r}", f"there are {', '.join(self.plans)}")
         kind, plan = self.plans[name]
         body = _decoded(kind, await _body(request))
-        here = self._sight.here()
+        here = self._web_view.here()
         async with asyncio.timeout(WITHIN_S):
             planned = await _found(plan(here, body))
         if request.query_params.get("preview"):
@@ -197,7 +195,7 @@ class Acts:
         """The record of acts, the newest first."""
         require_read(request)
         before, most = _whole(request, "before"), limit_of(request)
-        rows = await self._sight.here().storage.activity.list(before=before, most=most + 1)
+        rows = await self._web_view.here().storage.activity.list(before=before, most=most + 1)
         told = [
             {
                 "id": str(row.id),
@@ -214,16 +212,10 @@ class Acts:
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     async def _record(self, here: Client, request: Request, name: str, what: str, result: str) -> None:
-        """Record an act, in the log and in the database. The act is done: that it cannot be recorded is logged."""
+        """Record an act, in the log and in the database."""
         who, origin = _who(request), "unknown" if request.client is None else request.client.host
         log.warning("%s by %s from %s: %s: %s", name, visible(who), origin, visible(what), visible(result))
-        try:
-            async with asyncio.timeout(WITHIN_S):
-                await here.storage.activity.add(
-                    Act(who=_short(who), origin=_short(origin), act=name, what=_short(what), result=_short(result))
-                )
-        except (CoterieError, TimeoutError) as error:
-            log.error("the act %s is in this log only, it could not be recorded: %s", name, error)
+        await here.record(Act(who=who, origin=origin, act=name, what=what, result=result))
 
     # Messages
 
@@ -268,12 +260,12 @@ class Acts:
         given = {"state": "dead", **body.filter}
         if given["state"] not in ended:
             raise HttpRefusal(400, f"state is {given['state']!r}", f"only messages that are {' or '.join(ended)}")
-        chosen = filter_of(given, texts=not self._sight.redacted)
+        chosen = filter_of(given, texts=not self._web_view.redacted)
         return list((await message_filter.choose(here, chosen, limit=MESSAGES_MOST)).messages)
 
     async def _edit(self, here: Client, body: EditBody) -> Plan:
         """Send a dead message's call again with other arguments, as a new message. The dead one stays."""
-        if self._sight.redacted:
+        if self._web_view.redacted:
             raise HttpRefusal(403, "arguments are hidden by the setting redact", "retry sends them as they are")
         dead = await _messages(here).show(body.id)
         if dead.status != "dead":
@@ -537,11 +529,6 @@ def _who(request: Request) -> str:
     if user is not None and getattr(user, "is_authenticated", False):
         return str(getattr(user, "display_name", "") or "an authenticated user")
     return "http_token" if "authorization" in request.headers else "this machine"
-
-
-def _short(text: str) -> str:
-    text = storable(text)
-    return text if len(text) <= _TEXT_MOST else f"{text[: _TEXT_MOST - 1]}…"
 
 
 def _whole(request: Request, name: str) -> int | None:

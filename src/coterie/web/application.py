@@ -37,14 +37,14 @@ _TOKEN_BYTES = 16
 _EVENTS = "text/event-stream"
 
 
-def build(sight: WebView, *, decide: Decide | None = None) -> Starlette:
+def build(web_view: WebView, *, decide: Decide | None = None) -> Starlette:
     """The application for a `WebView`.
 
     Args:
-        sight: What it shows.
+        web_view: What it shows.
         decide: Decides on the access of each request; None: see `access`.
     """
-    pages = Endpoints(sight, asks_token=decide is None and sight.token is not None)
+    pages = Endpoints(web_view, asks_token=decide is None and web_view.token is not None)
     routes = [
         Route("/live", pages.live),
         Route("/ready", pages.ready),
@@ -53,19 +53,19 @@ def build(sight: WebView, *, decide: Decide | None = None) -> Starlette:
         Route("/metrics", pages.metrics),
         Route("/openapi.json", pages.openapi),
     ]
-    if sight.web != "off":
+    if web_view.web != "off":
         routes += [
             Route("/", pages.index),
             Route("/page/{file:path}", pages.asset),
             Route("/api/session", pages.session),
             Route("/api/view", pages.view),
             Route("/api/stream", pages.stream),
-            *Details(sight).routes(),
-            *Acts(sight, token=pages.act_token).routes(),
+            *Details(web_view).routes(),
+            *Acts(web_view, token=pages.act_token).routes(),
         ]
     made = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestGuard, token=sight.token, web=sight.web, decide=decide)],
+        middleware=[Middleware(RequestGuard, token=web_view.token, web=web_view.web, decide=decide)],
         exception_handlers={HTTPException: _refused, CoterieError: _failed, TimeoutError: _late},
     )
     made.router.redirect_slashes = False  # redirects would follow the Host header of the request
@@ -76,20 +76,20 @@ class Endpoints:
     """The handler of each path.
 
     Args:
-        sight: What they show.
+        web_view: What they show.
         asks_token: Whether a reader without access can give the token in the page.
     """
 
-    def __init__(self, sight: WebView, *, asks_token: bool) -> None:
-        self._sight = sight
+    def __init__(self, web_view: WebView, *, asks_token: bool) -> None:
+        self._web_view = web_view
         self._asks_token = asks_token
-        self._feed = Feed(sight)
+        self._feed = Feed(web_view)
         self.act_token = Random().token(_TOKEN_BYTES).hex()
         """Proves that an act was sent by the page, which is given it: other sites cannot read it."""
 
     async def live(self, request: Request) -> Response:
         """200 whenever the event loop runs."""
-        reasons = self._sight.failing()
+        reasons = self._web_view.failing()
         if not reasons:
             return JSONResponse(responses.probe("live"))
         told = reasons if access_of(request) != "none" else None
@@ -97,12 +97,12 @@ class Endpoints:
 
     async def ready(self, request: Request) -> Response:
         """Judged by the facts of this process and their age."""
-        reasons = await self._sight.unready()
+        reasons = await self._web_view.unready()
         return _probed(request, "unready" if reasons else "ready", reasons)
 
     async def startup(self, request: Request) -> Response:
         """Whether the runner has started; never reverts."""
-        reasons = self._sight.unstarted()
+        reasons = self._web_view.unstarted()
         return _probed(request, "starting" if reasons else "started", reasons)
 
     async def health(self, request: Request) -> Response:
@@ -110,14 +110,14 @@ class Endpoints:
         require_read(request)
         try:
             async with asyncio.timeout(LOOKED_WITHIN_S):
-                judged = await self._sight.health()
+                judged = await self._web_view.health()
         except CoterieError as error:
             why = _unknown(error.message, error.hint)
         except TimeoutError:
             why = _unknown(f"no answer within {LOOKED_WITHIN_S:g}s", "/ready tells how this runner stands")
         else:
             return JSONResponse(responses.health(judged), 503 if judged.status == "unhealthy" else 200)
-        return JSONResponse(responses.unknown(why, *await self._sight.unready()), 503)
+        return JSONResponse(responses.unknown(why, *await self._web_view.unready()), 503)
 
     async def index(self, request: Request) -> Response:
         """The page for browsers; for everything else the text of `coterie status`."""
@@ -126,7 +126,7 @@ class Endpoints:
             return assets.respond(request, assets.assets()[assets.INDEX], cached=False)
         require_read(request)
         async with asyncio.timeout(LOOKED_WITHIN_S):
-            return PlainTextResponse(await self._sight.status() + "\n", headers={"vary": "accept"})
+            return PlainTextResponse(await self._web_view.status() + "\n", headers={"vary": "accept"})
 
     async def asset(self, request: Request) -> Response:
         """A file of the page."""
@@ -147,12 +147,12 @@ class Endpoints:
         granted = access_of(request)
         return JSONResponse(
             {
-                "cluster": self._sight.cluster,
-                "runner": self._sight.runner,
-                "version": self._sight.version,
+                "cluster": self._web_view.cluster,
+                "runner": self._web_view.runner,
+                "version": self._web_view.version,
                 "access": granted,
                 "token": self.act_token if granted == "act" else None,
-                "redacted": self._sight.redacted,
+                "redacted": self._web_view.redacted,
             }
         )
 
@@ -161,7 +161,7 @@ class Endpoints:
         require_read(request)
         pages = _pages(request)
         async with asyncio.timeout(LOOKED_WITHIN_S):
-            seen = await self._sight.view(pages)
+            seen = await self._web_view.view(pages)
         etag = responses.etag(seen)
         if assets.matches(request, etag):
             return Response(status_code=304, headers={"etag": etag})
@@ -183,13 +183,13 @@ class Endpoints:
     async def metrics(self, request: Request) -> Response:
         """The metrics of this process."""
         require_read(request)
-        text, kind = await self._sight.metrics(request.headers.get("accept", ""))
+        text, kind = await self._web_view.metrics(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
     async def openapi(self, request: Request) -> Response:
         """The OpenAPI document."""
         require_read(request)
-        return JSONResponse(document(self._sight.version, page=self._sight.web != "off"))
+        return JSONResponse(document(self._web_view.version, page=self._web_view.web != "off"))
 
 
 def _probed(request: Request, word: str, reasons: tuple[Reason, ...]) -> Response:

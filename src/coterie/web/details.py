@@ -39,11 +39,11 @@ class Details:
     """The handlers. Each returns what is sent as JSON.
 
     Args:
-        sight: What they show.
+        web_view: What they show.
     """
 
-    def __init__(self, sight: WebView) -> None:
-        self._sight = sight
+    def __init__(self, web_view: WebView) -> None:
+        self._web_view = web_view
 
     def routes(self) -> list[Route]:
         """A route for each of them."""
@@ -63,40 +63,40 @@ class Details:
 
     @property
     def _texts(self) -> bool:
-        return not self._sight.redacted
+        return not self._web_view.redacted
 
     async def singleton(self, request: Request) -> Any:
         """A singleton with its states."""
         name = _text(request, "name")
-        found = await details.singleton(self._sight.here(), await self._sight.facts(), name, texts=self._texts)
+        found = await details.singleton(self._web_view.here(), await self._web_view.facts(), name, texts=self._texts)
         return found or _missing(f"singleton {name!r}")
 
     async def cron(self, request: Request) -> Any:
         """A cron with its next and last ticks."""
         name = _text(request, "name")
-        found = await details.cron(self._sight.here(), await self._sight.facts(), name, texts=self._texts)
+        found = await details.cron(self._web_view.here(), await self._web_view.facts(), name, texts=self._texts)
         return found or _missing(f"cron {name!r}")
 
     async def ticks(self, request: Request) -> Any:
         """The ticks of all crons on a line of time."""
         start, end = _instant(request, "from"), _instant(request, "until")
-        facts = await self._sight.facts()
-        return await details.ticks(self._sight.here(), facts, start=start, end=end, texts=self._texts)
+        facts = await self._web_view.facts()
+        return await details.ticks(self._web_view.here(), facts, start=start, end=end, texts=self._texts)
 
     async def moves(self, _: Request) -> Any:
         """The moves of shards of the last hour."""
-        return await details.moves(self._sight.here())
+        return await details.moves(self._web_view.here())
 
     async def entities(self, request: Request) -> Any:
         """The active entities of a type."""
         kind = _text(request, "type")
-        found = await details.entities(self._sight.here(), kind, limit=limit_of(request))
+        found = await details.entities(self._web_view.here(), kind, limit=limit_of(request))
         return found or _missing(f"entity type {kind!r}")
 
     async def entity(self, request: Request) -> Any:
         """One entity."""
         address = address_of(_text(request, "type"), _text(request, "id"))
-        found = await details.entity(self._sight.here(), address, texts=self._texts)
+        found = await details.entity(self._web_view.here(), address, texts=self._texts)
         return found or _missing(f"entity {address}")
 
     async def messages(self, request: Request) -> Any:
@@ -106,19 +106,19 @@ class Details:
         if "entity" in request.query_params:
             given["id"] = request.query_params["entity"]
         chosen, after = filter_of(given, texts=self._texts), request.query_params.get("after")
-        here, limit = self._sight.here(), limit_of(request)
+        here, limit = self._web_view.here(), limit_of(request)
         after = None if after is None else require_text(after, what="after")
         return await details.messages(here, chosen, limit=limit, after=after, texts=self._texts)
 
     async def message(self, request: Request) -> Any:
         """One message."""
-        here = self._sight.here()
+        here = self._web_view.here()
         info = await Messages(lambda: here.storage.messages).show(_text(request, "id"))
         return {"message": await details.message(here, info, texts=self._texts)}
 
     async def workflow(self, request: Request) -> Any:
         """A run of a workflow."""
-        here, name, id_ = self._sight.here(), _text(request, "name"), _text(request, "id")
+        here, name, id_ = self._web_view.here(), _text(request, "name"), _text(request, "id")
         row = await here.storage.units.get(unit_of(name, id_)) or await self._other(name, id_)
         if row is None:
             return _missing(f"run {name}/{id_}")
@@ -127,7 +127,7 @@ class Details:
 
     async def _other(self, name: str, id_: str) -> UnitRow | None:
         """Unfinished work of a leader or a tick."""
-        listed = await self._sight.here().storage.units.list(status=None, name=name, older_s=None, most=LIST_MOST)
+        listed = await self._web_view.here().storage.units.list(status=None, name=name, older_s=None, most=LIST_MOST)
         return next((row for row in listed if row.id == id_), None)
 
     async def keys(self, request: Request) -> Any:
@@ -135,7 +135,7 @@ class Details:
         prefix = require_text(request.query_params.get("prefix", ""), what="prefix")
         after = request.query_params.get("after")
         after = None if after is None else require_text(after, what="after")
-        here, limit = self._sight.here(), limit_of(request)
+        here, limit = self._web_view.here(), limit_of(request)
         return await details.keys(here, prefix, after=after, limit=limit, texts=self._texts)
 
 

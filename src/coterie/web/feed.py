@@ -103,11 +103,11 @@ class Feed:
     """Samples the cluster for all streams of a process, while there is one.
 
     Args:
-        sight: What is sampled.
+        web_view: What is sampled.
     """
 
-    def __init__(self, sight: WebView) -> None:
-        self._sight = sight
+    def __init__(self, web_view: WebView) -> None:
+        self._web_view = web_view
         self._id = Random().token(6).hex()
         self._streams: dict[PageStream, None] = {}
         self._sampling: asyncio.Task[None] | None = None
@@ -176,7 +176,7 @@ class Feed:
         if self._sampling is None:
             self._forget_old()
             self._is_stale, self._problem = True, None
-            self._sampling = task = self._sight.supervise_feed(self._sample_all)
+            self._sampling = task = self._web_view.supervise_feed(self._sample_all)
             task.add_done_callback(self._ended)
         self._wanted.set()
 
@@ -217,7 +217,7 @@ class Feed:
         pages = self._pages()
         try:
             async with asyncio.timeout(_WITHIN_S):
-                view = await self._sight.view(pages, within_s=FRESH_S)
+                view = await self._web_view.view(pages, within_s=FRESH_S)
         except (CoterieError, TimeoutError) as error:
             self._problem = error  # what was sent stays, and the page shows how old it is
             return
@@ -252,7 +252,7 @@ class Feed:
             stream.woken.clear()
             await stream.woken.wait()
             if stream.is_over:
-                self._sight.here()  # raises why
+                self._web_view.here()  # raises why
             if self._problem is not None:
                 raise self._problem
 

@@ -77,7 +77,7 @@ def health(*reasons: Reason) -> Health:
     )
 
 
-class FakeSight:
+class FakeWebView:
     """Shows what it is told to."""
 
     version = "1.2.3"

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.settings.secret import Secret
 from coterie.web.application import build
-from tests.unit.web.fake_cluster import FakeSight
+from tests.unit.web.fake_cluster import FakeWebView
 from tests.unit.web.test_application import TOKEN
 
 PAGE = Path(__file__).parents[3] / "docs" / "page.md"
@@ -30,10 +30,10 @@ def test_the_table_is_there() -> None:
 async def test_what_the_page_says_each_setting_allows(row: list[str]) -> None:
     web, origin, token, *wanted = row
     named: Any = None if web == "auto" else web
-    sight = FakeSight(None if token == "not set" else Secret(TOKEN), web=named)
+    web_view = FakeWebView(None if token == "not set" else Secret(TOKEN), web=named)
     address = "127.0.0.1" if origin == "loopback" else "10.0.0.7"
     headers = {"authorization": f"Bearer {TOKEN}"} if token == "given" else {}
-    transport = httpx.ASGITransport(build(sight), client=(address, 50_000))
+    transport = httpx.ASGITransport(build(web_view), client=(address, 50_000))
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{address}:7650", headers=headers) as http:
         told = await http.get("/api/session")
         act = {

@@ -17,7 +17,7 @@ from coterie.web.acts import Acts
 from coterie.web.application import build
 from coterie.web.openapi import document
 from coterie.web.server import HttpServer
-from tests.unit.web.fake_cluster import FakeSight
+from tests.unit.web.fake_cluster import FakeWebView
 from tests.unit.web.page_program import SECRET, Account, browser, checkout, dead, running, until
 from tests.unit.web.test_application import METHODS, TOKEN, ask
 from tests.unit.web.test_server import connect, settings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coterie import Cluster
 
 DESCRIBED = schemathesis.openapi.from_dict(document("1"))
-ACTS = list(Acts(FakeSight(), token="").plans)
+ACTS = list(Acts(FakeWebView(), token="").plans)
 
 
 async def token_of(http: httpx.AsyncClient) -> str:
@@ -247,7 +247,7 @@ async def test_a_decision_may_be_awaited_and_an_unknown_one_is_an_error() -> Non
 
     decisions: list[tuple[Any, int]] = [(allows, 200), (lambda _: "all", 500)]
     for decide, status in decisions:
-        transport = httpx.ASGITransport(build(FakeSight(), decide=decide), client=("10.0.0.7", 1))
+        transport = httpx.ASGITransport(build(FakeWebView(), decide=decide), client=("10.0.0.7", 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://ops.example") as http:
             assert (await http.get("/api/view")).status_code == status
 
@@ -279,25 +279,25 @@ GOOD = {"content_type": "application/json", "origin": "http://127.0.0.1:7650"}
     ids=str,
 )
 async def test_what_the_page_has_not_sent_is_refused(act: str, given: dict[str, str], status: int) -> None:
-    refused = await ask(FakeSight(), f"/api/acts/{act}", method="POST", **{**GOOD, **given})
+    refused = await ask(FakeWebView(), f"/api/acts/{act}", method="POST", **{**GOOD, **given})
     assert refused.status_code == status, refused.text
     assert refused.json()["error"]
     assert refused.json().get("renew", False) is (status == 403 and given.keys() <= {"x_coterie_act"})
 
 
 @pytest.mark.parametrize(
-    ("sight", "client", "status"),
+    ("web_view", "client", "status"),
     [
-        (FakeSight(web="read"), "127.0.0.1", 403),
-        (FakeSight(web="off"), "127.0.0.1", 404),
-        (FakeSight(), "10.0.0.7", 401),
-        (FakeSight(web="act"), "10.0.0.7", 401),
+        (FakeWebView(web="read"), "127.0.0.1", 403),
+        (FakeWebView(web="off"), "127.0.0.1", 404),
+        (FakeWebView(), "10.0.0.7", 401),
+        (FakeWebView(web="act"), "10.0.0.7", 401),
     ],
     ids=["read", "off", "elsewhere", "elsewhere, act"],
 )
-async def test_who_may_not_act_does_not(sight: FakeSight, client: str, status: int) -> None:
+async def test_who_may_not_act_does_not(web_view: FakeWebView, client: str, status: int) -> None:
     for preview in ("", "?preview=1"):
-        refused = await ask(sight, f"/api/acts/pause{preview}", method="POST", client=client, **GOOD)
+        refused = await ask(web_view, f"/api/acts/pause{preview}", method="POST", client=client, **GOOD)
         assert refused.status_code == status
 
 
@@ -316,25 +316,25 @@ async def test_who_may_not_act_does_not(sight: FakeSight, client: str, status: i
     ],
 )
 async def test_a_body_that_cannot_be_read_is_refused(body: bytes) -> None:
-    assert (await sent(FakeSight(), body)).status_code == 400
+    assert (await sent(FakeWebView(), body)).status_code == 400
 
 
 async def test_a_body_that_is_too_large_is_refused() -> None:
-    assert (await sent(FakeSight(), b" " * (acts.BODY_MOST_BYTES + 1))).status_code == 413
+    assert (await sent(FakeWebView(), b" " * (acts.BODY_MOST_BYTES + 1))).status_code == 413
 
 
 async def test_other_acts_do_not_exist() -> None:
-    refused = await sent(FakeSight(), b"{}", act="<b>drop</b>")
+    refused = await sent(FakeWebView(), b"{}", act="<b>drop</b>")
     assert refused.status_code == 404
 
 
 async def test_a_runner_that_stops_does_nothing_more() -> None:
-    assert (await sent(FakeSight(), b'{"cron": "a"}')).status_code == 503
+    assert (await sent(FakeWebView(), b'{"cron": "a"}')).status_code == 503
 
 
-async def sent(sight: FakeSight, body: bytes, *, act: str = "pause") -> httpx.Response:
+async def sent(web_view: FakeWebView, body: bytes, *, act: str = "pause") -> httpx.Response:
     """A request with everything that the page sends."""
-    transport = httpx.ASGITransport(build(sight), client=("127.0.0.1", 50_000))
+    transport = httpx.ASGITransport(build(web_view), client=("127.0.0.1", 50_000))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7650") as http:
         headers = {
             "x-coterie-act": await token_of(http),
@@ -346,7 +346,7 @@ async def sent(sight: FakeSight, body: bytes, *, act: str = "pause") -> httpx.Re
 
 @pytest.mark.parametrize("method", [each for each in [*METHODS, "GET", "HEAD"] if each != "POST"])
 async def test_nothing_but_a_post_acts(method: str) -> None:
-    refused = await ask(FakeSight(), "/api/acts/pause", method=method, **GOOD)
+    refused = await ask(FakeWebView(), "/api/acts/pause", method=method, **GOOD)
     assert refused.status_code == 405
 
 
@@ -361,7 +361,7 @@ async def test_redacted_arguments_cannot_be_edited(tmp_path: Path) -> None:
 
 
 async def test_over_the_wire_a_large_body_is_cut_off() -> None:
-    async with asyncio.timeout(120), HttpServer(build(FakeSight()), settings()) as server:
+    async with asyncio.timeout(120), HttpServer(build(FakeWebView()), settings()) as server:
         reader, writer = await connect(server)
         writer.write(
             b"POST /api/acts/pause HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n"

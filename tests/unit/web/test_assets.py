@@ -13,7 +13,7 @@ import pytest
 from coterie.settings.secret import Secret
 from coterie.web.application import build
 from coterie.web.assets import FOLDER, INDEX, assets
-from tests.unit.web.fake_cluster import STUCK, FakeSight, health
+from tests.unit.web.fake_cluster import STUCK, FakeWebView, health
 from tests.unit.web.test_application import PAGE, TOKEN, ask
 
 if TYPE_CHECKING:
@@ -23,23 +23,23 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 async def test_a_browser_gets_the_page_and_curl_the_status() -> None:
-    page = await ask(FakeSight(), "/", accept=BROWSER)
+    page = await ask(FakeWebView(), "/", accept=BROWSER)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.content == (FOLDER / INDEX).read_bytes()
-    text = await ask(FakeSight(), "/", accept="*/*")
+    text = await ask(FakeWebView(), "/", accept="*/*")
     assert text.headers["content-type"] == "text/plain; charset=utf-8"
     assert text.text == "cluster default   healthy\n"
 
 
 @pytest.mark.parametrize("name", sorted(assets()))
 async def test_every_file_is_sent_once_and_compressed(name: str) -> None:
-    plain = await ask(FakeSight(), f"/page/{name}", accept_encoding="identity")
+    plain = await ask(FakeWebView(), f"/page/{name}", accept_encoding="identity")
     assert plain.content == (FOLDER / name).read_bytes()
     assert plain.headers["cache-control"] == "no-cache"
-    packed = await ask(FakeSight(), f"/page/{name}", accept_encoding="gzip, br")
+    packed = await ask(FakeWebView(), f"/page/{name}", accept_encoding="gzip, br")
     assert packed.headers["content-encoding"] == "gzip"
     assert packed.content == plain.content
-    again = await ask(FakeSight(), f"/page/{name}", if_none_match=f'"other", {plain.headers["etag"]}')
+    again = await ask(FakeWebView(), f"/page/{name}", if_none_match=f'"other", {plain.headers["etag"]}')
     assert (again.status_code, again.content) == (304, b"")
 
 
@@ -80,7 +80,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_nothing_inline() -> None:
 
 
 async def test_a_session_says_what_the_client_may_do() -> None:
-    told = (await ask(FakeSight(), "/api/session")).json()
+    told = (await ask(FakeWebView(), "/api/session")).json()
     token = told.pop("token")
     assert told == {
         "cluster": "default",
@@ -90,20 +90,20 @@ async def test_a_session_says_what_the_client_may_do() -> None:
         "redacted": False,
     }
     assert len(token) == 32
-    assert token != (await ask(FakeSight(), "/api/session")).json()["token"], "each process has its own"
-    reading = (await ask(FakeSight(web="read", redacted=True), "/api/session")).json()
+    assert token != (await ask(FakeWebView(), "/api/session")).json()["token"], "each process has its own"
+    reading = (await ask(FakeWebView(web="read", redacted=True), "/api/session")).json()
     assert (reading["access"], reading["token"], reading["redacted"]) == ("read", None, True)
 
 
 async def test_a_view_that_has_not_changed_is_not_sent_again() -> None:
-    sight = FakeSight()
-    first = await ask(sight, "/api/view?pages=overview")
-    again = await ask(sight, "/api/view?pages=overview", if_none_match=first.headers["etag"])
+    web_view = FakeWebView()
+    first = await ask(web_view, "/api/view?pages=overview")
+    again = await ask(web_view, "/api/view?pages=overview", if_none_match=first.headers["etag"])
     assert (again.status_code, again.content) == (304, b"")
-    sight.judged = health(STUCK)
-    changed = await ask(sight, "/api/view?pages=overview", if_none_match=first.headers["etag"])
+    web_view.judged = health(STUCK)
+    changed = await ask(web_view, "/api/view?pages=overview", if_none_match=first.headers["etag"])
     assert changed.status_code == 200
-    other = await ask(sight, "/api/view?pages=cron", if_none_match=changed.headers["etag"])
+    other = await ask(web_view, "/api/view?pages=cron", if_none_match=changed.headers["etag"])
     assert other.status_code == 200
 
 
@@ -111,23 +111,23 @@ async def test_a_view_that_has_not_changed_is_not_sent_again() -> None:
 async def test_a_reader_can_give_the_token_in_the_page(path: str) -> None:
     """Its files need none, what they show does. Without http_token, or where access= decides, they are refused."""
     elsewhere = "10.0.0.7"
-    sight = FakeSight(Secret(TOKEN))
-    assert (await ask(sight, path, client=elsewhere, accept="text/html")).status_code == 200
-    assert (await ask(sight, "/", client=elsewhere)).status_code == 401, "the text of coterie status"
-    assert (await ask(sight, "/api/session", client=elsewhere)).status_code == 401
-    assert (await ask(FakeSight(), path, client=elsewhere, accept="text/html")).status_code == 401
-    decided = httpx.ASGITransport(build(sight, decide=lambda _: "none"))
+    web_view = FakeWebView(Secret(TOKEN))
+    assert (await ask(web_view, path, client=elsewhere, accept="text/html")).status_code == 200
+    assert (await ask(web_view, "/", client=elsewhere)).status_code == 401, "the text of coterie status"
+    assert (await ask(web_view, "/api/session", client=elsewhere)).status_code == 401
+    assert (await ask(FakeWebView(), path, client=elsewhere, accept="text/html")).status_code == 401
+    decided = httpx.ASGITransport(build(web_view, decide=lambda _: "none"))
     async with httpx.AsyncClient(transport=decided, base_url="http://localhost") as http:
         assert (await http.get(path, headers={"accept": "text/html"})).status_code == 401
 
 
 @pytest.mark.parametrize("path", [*PAGE, "/page/index.html"])
 async def test_web_off_has_no_page(path: str) -> None:
-    assert (await ask(FakeSight(web="off"), path)).status_code == 404
+    assert (await ask(FakeWebView(web="off"), path)).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/live", "/ready", "/startup", "/health", "/metrics", "/openapi.json"])
 async def test_web_off_has_all_the_rest(path: str) -> None:
-    answer = await ask(FakeSight(web="off"), path)
+    answer = await ask(FakeWebView(web="off"), path)
     assert answer.status_code == 200
     assert "/api/view" not in answer.text

@@ -8,7 +8,7 @@ import pytest
 import schemathesis
 
 from coterie.web.openapi import document
-from tests.unit.web.fake_cluster import FakeSight
+from tests.unit.web.fake_cluster import FakeWebView
 from tests.unit.web.page_program import SECRET, Account, browser, checkout, dead, running, until
 from tests.unit.web.test_application import DETAILS, ask
 
@@ -194,13 +194,13 @@ async def served(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("route", DETAILS)
 async def test_a_stranger_sees_nothing(route: str) -> None:
-    assert (await ask(FakeSight(), f"/api/{route}", client="10.0.0.7")).status_code == 401
-    assert (await ask(FakeSight(web="off"), f"/api/{route}")).status_code == 404
+    assert (await ask(FakeWebView(), f"/api/{route}", client="10.0.0.7")).status_code == 401
+    assert (await ask(FakeWebView(web="off"), f"/api/{route}")).status_code == 404
 
 
 @pytest.mark.parametrize("route", [each for each in DETAILS if each != "ticks"])
 async def test_a_runner_that_is_not_up_says_so(route: str) -> None:
-    answer = await ask(FakeSight(), f"/api/{route}?name=a&type=T&id=1")
+    answer = await ask(FakeWebView(), f"/api/{route}?name=a&type=T&id=1")
     assert answer.status_code == 503
     assert "is not started" in answer.json()["error"]
 
@@ -209,7 +209,7 @@ async def test_the_wait_for_an_answer_is_bounded(tmp_path: Path, monkeypatch: py
     from coterie.web import details
 
     monkeypatch.setattr(details, "WITHIN_S", 0.05)
-    sight = FakeSight()
-    sight.waits.clear()
-    answer = await ask(sight, "/api/ticks")
+    web_view = FakeWebView()
+    web_view.waits.clear()
+    answer = await ask(web_view, "/api/ticks")
     assert (answer.status_code, answer.json()["error"]) == (503, "no answer in time")

@@ -19,7 +19,7 @@ from coterie.web import feed as feeds
 from coterie.web.application import build
 from coterie.web.feed import Feed, changed, rows
 from coterie.web.server import HttpServer
-from tests.unit.web.fake_cluster import AT, FakeSight
+from tests.unit.web.fake_cluster import AT, FakeWebView
 from tests.unit.web.test_application import ask
 from tests.unit.web.test_server import LIMIT_S, connect, settings
 
@@ -45,7 +45,7 @@ def test_the_changes_make_the_new_of_the_old(old: dict[Any, int], new: dict[Any,
     assert len(set(paths)) == len(paths)
 
 
-class Changing(FakeSight):
+class Changing(FakeWebView):
     """A cluster in which something else is so each time it is looked at."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -143,15 +143,15 @@ def keyed(data: dict[str, Any]) -> dict[tuple[str, ...], Any]:
     return found
 
 
-def there_is(sight: Changing, pages: Collection[str]) -> dict[tuple[str, ...], Any]:
-    shown = {page: sight.data[page] for page in pages}
+def there_is(web_view: Changing, pages: Collection[str]) -> dict[tuple[str, ...], Any]:
+    shown = {page: web_view.data[page] for page in pages}
     return keyed(json.loads(feeds._encode(shown)))
 
 
-async def sampled(sight: Changing, count: int = 1) -> None:
+async def sampled(web_view: Changing, count: int = 1) -> None:
     """Wait for further samples."""
-    wanted = len(sight.looks) + count
-    while len(sight.looks) < wanted:
+    wanted = len(web_view.looks) + count
+    while len(web_view.looks) < wanted:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0)
 
@@ -170,12 +170,12 @@ async def opened(feed: Feed, pages: Collection[str] = KEYED, last_id: str = "") 
 @pytest.mark.parametrize("seed", range(8))
 async def test_whatever_a_browser_misses_it_has_what_there_is(seed: int) -> None:
     """Streams of several pages, read at their own pace, broken and gone on from where they were."""
-    sight, chance = Changing(seed), random.Random(seed)
-    feed = Feed(sight)
+    web_view, chance = Changing(seed), random.Random(seed)
+    feed = Feed(web_view)
     browsers = [(Browser(), tuple(chance.sample(KEYED, chance.randrange(1, 5)))) for _ in range(3)]
     streams = [await opened(feed, pages) for _, pages in browsers]
     for _ in range(30):
-        await sampled(sight)
+        await sampled(web_view)
         place = chance.randrange(3)
         browser, pages = browsers[place]
         if chance.random() < 0.3:
@@ -184,92 +184,92 @@ async def test_whatever_a_browser_misses_it_has_what_there_is(seed: int) -> None
         event = feed.event(streams[place])
         if event is not None:
             browser.take(event)
-        assert browser.kept == there_is(sight, pages)
+        assert browser.kept == there_is(web_view, pages)
     assert all(browser.events.count("view") <= 1 for browser, _ in browsers), "the rest were changes"
     for stream in streams:
         feed.close(stream)
 
 
 async def test_nobody_watches_no_work() -> None:
-    sight = Changing()
-    feed = Feed(sight)
+    web_view = Changing()
+    feed = Feed(web_view)
     await asyncio.sleep(0.01)
-    assert not sight.looks
+    assert not web_view.looks
     first, second = await opened(feed), await opened(feed, ["entities"])
-    await sampled(sight, 3)
+    await sampled(web_view, 3)
     feed.close(first)
-    await sampled(sight, 2)
-    assert sight.looks[-1] == {"entities"}, "what nobody shows is not looked at"
+    await sampled(web_view, 2)
+    assert web_view.looks[-1] == {"entities"}, "what nobody shows is not looked at"
     feed.close(second)
-    while len(sight.tasks):
+    while len(web_view.tasks):
         await asyncio.sleep(0.001)
-    count = len(sight.looks)
+    count = len(web_view.looks)
     await asyncio.sleep(0.01)
-    assert len(sight.looks) == count
+    assert len(web_view.looks) == count
 
 
 async def test_a_page_that_was_not_sampled_is_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "SAMPLED_S", 3600.0)
-    sight = Changing()
-    feed = Feed(sight)
+    web_view = Changing()
+    feed = Feed(web_view)
     await opened(feed, ["entities"])
     later = await opened(feed, ["shards"])
-    assert sight.looks == [{"entities"}, {"entities", "shards"}]
+    assert web_view.looks == [{"entities"}, {"entities", "shards"}]
     assert b"event: view" in (feed.event(later) or b"")
-    await sight.stop()
+    await web_view.stop()
 
 
 @pytest.mark.parametrize("last_id", ["", "1", "other.f.1", "a.b.c", "é", "9" * 5000, "{id}.99999", "{id}.-1", "{id}.٣"])
 async def test_what_cannot_be_gone_on_from_is_a_snapshot(last_id: str) -> None:
-    sight = Changing()
-    feed = Feed(sight)
+    web_view = Changing()
+    feed = Feed(web_view)
     stream = await opened(feed)
     mine = feed._event_id(stream).rpartition(".")[0]
     again = await opened(feed, KEYED, last_id.replace("{id}", mine))
     assert b"event: view" in (feed.event(again) or b"")
-    await sight.stop()
+    await web_view.stop()
 
 
 async def test_after_a_minute_there_is_nothing_to_go_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    sight, browser = Changing(), Browser()
-    feed = Feed(sight)
+    web_view, browser = Changing(), Browser()
+    feed = Feed(web_view)
     stream = await opened(feed)
     browser.take(feed.event(stream) or b"")
     monkeypatch.setattr(feeds, "KEPT_S", 0.0)
-    await sampled(sight, 2)
+    await sampled(web_view, 2)
     again = await opened(feed, KEYED, browser.last_id)
     assert b"event: view" in (feed.event(again) or b"")
     assert len(feed._samples) == 1
-    await sight.stop()
+    await web_view.stop()
 
 
 async def test_after_a_pause_nobody_is_shown_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first stream after a while waits for a sample, and goes on from the last one if it can."""
-    sight, browser = Changing(), Browser()
-    feed = Feed(sight)
+    web_view, browser = Changing(), Browser()
+    feed = Feed(web_view)
     stream = await opened(feed)
     browser.take(feed.event(stream) or b"")
     feed.close(stream)
-    while len(sight.tasks):
+    while len(web_view.tasks):
         await asyncio.sleep(0.001)
     again = await opened(feed, KEYED, browser.last_id)
     browser.take(feed.event(again) or b"")
     assert browser.events == ["view", "changes"]
-    assert browser.kept == there_is(sight, KEYED)
-    await sight.stop()
+    assert browser.kept == there_is(web_view, KEYED)
+    await web_view.stop()
 
 
 async def test_when_the_runner_stops_every_stream_says_bye_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "SAMPLED_S", 3600.0)
-    sight = Changing()
-    feed = Feed(sight)
+    web_view = Changing()
+    feed = Feed(web_view)
     events = (await opened(feed)).events()
     first = [await anext(events), await anext(events)]
     assert first[0].startswith(b"retry")
     assert first[1].startswith(b"event: view")
     waiting = asyncio.ensure_future(anext(events))
     await asyncio.sleep(0)
-    await sight.stop()
+    await web_view.stop()
     assert await waiting == b"event: bye\ndata: {}\n\n"
     with pytest.raises(StopAsyncIteration):
         await anext(events)
@@ -303,43 +303,43 @@ async def test_a_server_that_waits_for_streams_ends_them(monkeypatch: pytest.Mon
 async def test_a_silent_stream_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "SAMPLED_S", 3600.0)
     monkeypatch.setattr(feeds, "ALIVE_S", 0.001)
-    sight = Changing()
-    events = (await opened(Feed(sight))).events()
+    web_view = Changing()
+    events = (await opened(Feed(web_view))).events()
     assert [await anext(events) for _ in range(4)][2:] == [b": keep-alive\n\n"] * 2
-    await sight.stop()
+    await web_view.stop()
 
 
 async def test_without_a_database_a_stream_is_refused_and_an_open_one_goes_on() -> None:
-    sight = Changing()
-    feed, well = Feed(sight), sight.judged
-    sight.judged = PersistenceError(doing="reading", problem="connection refused", outcome="unreachable")
+    web_view = Changing()
+    feed, well = Feed(web_view), web_view.judged
+    web_view.judged = PersistenceError(doing="reading", problem="connection refused", outcome="unreachable")
     with pytest.raises(PersistenceError):
         await feed.open(KEYED)
     assert not len(feed)
-    sight.judged = well
+    web_view.judged = well
     stream = await opened(feed)
-    sight.judged = PersistenceError(doing="reading", problem="connection refused", outcome="unreachable")
+    web_view.judged = PersistenceError(doing="reading", problem="connection refused", outcome="unreachable")
     await asyncio.sleep(0.01)
-    sight.judged = well
-    await sampled(sight, 2)
+    web_view.judged = well
+    await sampled(web_view, 2)
     assert stream in feed._streams
-    await sight.stop()
+    await web_view.stop()
 
 
 async def test_after_an_unexpected_error_an_open_stream_goes_on() -> None:
-    sight = Changing()
-    stream, well = await opened(Feed(sight)), sight.judged
-    sight.judged = RuntimeError("a bug")
+    web_view = Changing()
+    stream, well = await opened(Feed(web_view)), web_view.judged
+    web_view.judged = RuntimeError("a bug")
     await asyncio.sleep(0.01)
-    sight.judged = well
-    await sampled(sight, 2)
+    web_view.judged = well
+    await sampled(web_view, 2)
     assert not stream.is_over
-    await sight.stop()
+    await web_view.stop()
 
 
 async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "MOST", 0)
-    answer = await ask(FakeSight(), "/api/stream")
+    answer = await ask(FakeWebView(), "/api/stream")
     assert answer.status_code == 503
     assert answer.json() == {
         "error": "32 streams are open on this runner",
@@ -348,12 +348,12 @@ async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_stranger_opens_none() -> None:
-    assert (await ask(FakeSight(), "/api/stream", client="10.0.0.7")).status_code == 401
-    assert (await ask(FakeSight(), "/api/stream?pages=nothing")).status_code == 400
+    assert (await ask(FakeWebView(), "/api/stream", client="10.0.0.7")).status_code == 401
+    assert (await ask(FakeWebView(), "/api/stream?pages=nothing")).status_code == 400
 
 
 async def test_every_page_is_sent_row_by_row() -> None:
-    seen = await FakeSight().view(PAGES)
+    seen = await FakeWebView().view(PAGES)
     paths = rows(seen.data)
     assert ("singletons", "importer") in paths
     assert ("overview", "status") in paths
@@ -363,8 +363,8 @@ async def test_every_page_is_sent_row_by_row() -> None:
 
 async def test_over_the_wire() -> None:
     """With curl -N it looks like this; the server ends in time, and a browser that went is forgotten."""
-    sight = Changing()
-    async with asyncio.timeout(LIMIT_S), HttpServer(build(sight), settings()) as server:
+    web_view = Changing()
+    async with asyncio.timeout(LIMIT_S), HttpServer(build(web_view), settings()) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             async with http.stream("GET", "/api/stream?pages=shards,messages") as answer:
                 assert answer.status_code == 200
@@ -374,12 +374,12 @@ async def test_over_the_wire() -> None:
                 lines = answer.aiter_lines()
                 names = [line async for line in _until(lines, "event: changes")]
                 assert names[:2] == ["event: view", "event: changes"]
-            while len(sight.tasks):
+            while len(web_view.tasks):
                 await asyncio.sleep(0.001)
         reader, writer = await connect(server)
         writer.write(b"GET /api/stream?pages=shards HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"event: view")
-        await sight.stop()
+        await web_view.stop()
         assert b"event: bye" in await reader.readuntil(b"event: bye")
         writer.close()
 

@@ -21,7 +21,7 @@ from coterie.web import limits
 from coterie.web import server as web_server
 from coterie.web.application import build
 from coterie.web.server import HttpServer
-from tests.unit.web.fake_cluster import FakeSight
+from tests.unit.web.fake_cluster import FakeWebView
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ def settings(listen: str = "127.0.0.1:0") -> Settings:
 
 @asynccontextmanager
 async def serving_app(app: ASGIApp | None = None) -> AsyncIterator[HttpServer]:
-    async with asyncio.timeout(LIMIT_S), HttpServer(app or build(FakeSight()), settings()) as server:
+    async with asyncio.timeout(LIMIT_S), HttpServer(app or build(FakeWebView()), settings()) as server:
         yield server
 
 
@@ -72,7 +72,7 @@ async def test_it_answers_from_start_to_stop() -> None:
 async def test_its_port_is_free_again_when_it_has_stopped() -> None:
     async with serving_app() as server:
         listen = server.url.removeprefix("http://")
-    async with HttpServer(build(FakeSight()), settings(listen)) as again:
+    async with HttpServer(build(FakeWebView()), settings(listen)) as again:
         assert again.url == server.url
 
 
@@ -85,7 +85,7 @@ async def test_signals_are_left_alone() -> None:
 
 async def test_a_chosen_port_that_is_taken_keeps_it_from_starting() -> None:
     async with serving_app() as server:
-        second = HttpServer(build(FakeSight()), settings(server.url.removeprefix("http://")))
+        second = HttpServer(build(FakeWebView()), settings(server.url.removeprefix("http://")))
         with pytest.raises(ConfigurationError, match="this port is taken"):
             await second.start()
         assert second.state is State.STOPPED
@@ -99,7 +99,7 @@ async def test_a_token_that_travels_in_the_clear_is_warned_of(
 ) -> None:
     monkeypatch.setattr(web_server, "is_loopback", lambda _: not elsewhere)
     given = Settings.load({"http_listen": "127.0.0.1:0", "http_token": token}, {})
-    async with HttpServer(build(FakeSight()), given):
+    async with HttpServer(build(FakeWebView()), given):
         said = [record.getMessage().partition("other machines, ")[2] for record in caplog.records]
     in_the_clear = "without TLS: http_token travels in the clear"
     readable = "without http_token: every client can read whether this runner is alive, has started and is ready"
@@ -109,8 +109,8 @@ async def test_a_token_that_travels_in_the_clear_is_warned_of(
 
 
 async def test_it_may_be_stopped_before_and_while_it_starts() -> None:
-    await HttpServer(build(FakeSight()), settings()).stop()
-    server = HttpServer(build(FakeSight()), settings())
+    await HttpServer(build(FakeWebView()), settings()).stop()
+    server = HttpServer(build(FakeWebView()), settings())
     starting = asyncio.create_task(server.start())
     await asyncio.sleep(0)
     await server.stop()

@@ -1,4 +1,4 @@
-"""`coterie activity`: what people did with the page, and from where."""
+"""`coterie activity`: what people did with the page and with commands, and from where."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
 @client_command
 async def command(asking: ClientCommand, *, limit: int) -> None:
-    """What people did with the page, the newest first: who, from where, and what came of it.
+    """What people did with the page and with commands, the newest first: who, from where, and what came of it.
 
     It is kept as long as the setting key_retention says.
 
@@ -40,6 +40,6 @@ async def command(asking: ClientCommand, *, limit: int) -> None:
 def table(screen: Screen, rows: Sequence[ActRow], now: datetime) -> str:
     """All of them, a line each."""
     if not rows:
-        return "nothing was done with the page"
+        return "nothing was done"
     lines = [(screen.time(row.at, now), row.who, row.origin, row.act, row.what, row.result) for row in rows]
     return screen.table(("WHEN", "WHO", "FROM", "ACT", "WHAT", "RESULT"), lines, spare=("FROM", "WHO"))

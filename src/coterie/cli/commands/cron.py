@@ -69,7 +69,9 @@ async def trigger(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) ->
     what = f"{name} will run once now, outside its schedule ({_next_run(info, now)})."
     if not confirmed(what, "run it?", yes=yes, dry_run=dry_run):
         return YES
-    tick = await crons.trigger(name)
+    async with ctx.act("trigger", f"cron {name}") as act:
+        tick = await crons.trigger(name)
+        act.result = f"{name} runs once, as the tick {tick.scheduled_at:%Y-%m-%dT%H:%M:%SZ}"
     try:
         return await _watch(ctx, tick)
     except asyncio.CancelledError:
@@ -267,8 +269,9 @@ async def pause(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> N
     if confirmed(
         f"{name} will not start until it is resumed; runs in progress continue.", "pause it?", yes=yes, dry_run=dry_run
     ):
-        changed = await ctx.cluster.crons.pause(name)
-        done = f"paused {name}" if changed else f"{name} was paused already"
+        async with ctx.act("pause", f"cron {name}") as act:
+            changed = await ctx.cluster.crons.pause(name)
+            act.result = done = f"paused {name}" if changed else f"{name} was paused already"
         ctx.answer({"name": name, "paused": True, "changed": changed}, f"{done}\nundo: coterie cron resume {name}")
 
 
@@ -287,8 +290,9 @@ async def resume(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> 
         await ctx.cluster.crons.get(name)
     what = f"{name} will run again from its next tick on; ticks that were due during the pause are skipped."
     if confirmed(what, "resume it?", yes=yes, dry_run=dry_run):
-        changed = await ctx.cluster.crons.resume(name)
-        done = f"resumed {name}" if changed else f"{name} was not paused"
+        async with ctx.act("resume", f"cron {name}") as act:
+            changed = await ctx.cluster.crons.resume(name)
+            act.result = done = f"resumed {name}" if changed else f"{name} was not paused"
         ctx.answer({"name": name, "paused": False, "changed": changed}, f"{done}\nundo: coterie cron pause {name}")
 
 

@@ -127,7 +127,9 @@ async def reset(ctx: ClientCommand, entity: str, *, yes: bool, dry_run: bool) ->
     what = f"{many} of {address} will run again, and what waits for another attempt will not wait; state stays"
     if not confirmed(what, "reset it?", yes=yes, dry_run=dry_run):
         return
-    revived = await ctx.here.storage.messages.revive(entity_type=address.type, entity_id=address.id)
+    async with ctx.act("reset", f"entity {address}") as act:
+        revived = await ctx.here.storage.messages.revive(entity_type=address.type, entity_id=address.id)
+        act.result = f"{counted_of(revived)} again"
     hint = f'coterie messages list --filter "type:{address}"'
     text = f"reset {safe(str(address), keep='')}: {counted_of(revived)} again; this cannot be undone"
     ctx.answer({"entity": str(address), "revived": revived}, f"{text}\nto follow them: {hint}")

@@ -320,14 +320,17 @@ async def retry(ctx: ClientCommand, ids: tuple[str, ...], *, text: str, yes: boo
     dead = await _named(ctx, ids) if ids else await _filtered(ctx, text)
     if not dead:
         refuse("no dead message matches", hint="coterie messages list --state dead shows all of them")
-    what = f"{plural(len(dead), 'dead message')} will run again now, with all attempts: {_summed(dead)}"
+    many = plural(len(dead), "dead message")
+    what = f"{many} will run again now, with all attempts: {_summed(dead)}"
     if not confirmed(what, "run them again?", yes=yes, dry_run=dry_run):
         return None
-    retried = 0
-    with ProgressLine("retrying", total=len(dead), json=ctx.as_json) as progress:
-        for number, each in enumerate(dead, 1):
-            retried += await ctx.cluster.messages.retry(each.id)
-            progress.at(number)
+    retried, subject = 0, f"message {dead[0].id}" if len(dead) == 1 else f"{many}: {_summed(dead)}"
+    async with ctx.act("retry", subject) as act:
+        with ProgressLine("retrying", total=len(dead), json=ctx.as_json) as progress:
+            for number, each in enumerate(dead, 1):
+                retried += await ctx.cluster.messages.retry(each.id)
+                progress.at(number)
+        act.result = f"{counted_of(retried)} again"
     hint = f"it: coterie messages show {dead[0].id}" if len(dead) == 1 else "them: coterie messages list --state dead"
     text = f"{counted_of(retried)} again; this cannot be undone\nto follow {hint}"
     ctx.answer({"retried": retried, "matched": len(dead)}, text)
@@ -358,8 +361,11 @@ async def purge_some(ctx: ClientCommand, *, text: str, yes: bool, dry_run: bool)
         return
     if not confirmed(f"{purge.counted} and would be deleted", "delete them?", yes=yes, dry_run=dry_run):
         return
-    gone, took = await purge.run()
-    text = f"purged   {plural(gone, f'{chosen.state} message')}   {took}. This cannot be undone"
+    async with ctx.act("purge", f"messages: {chosen}") as act:
+        gone, took = await purge.run()
+        many = plural(gone, f"{chosen.state} message")
+        act.result = f"{many} deleted"
+    text = f"purged   {many}   {took}. This cannot be undone"
     ctx.answer({"purged": gone, "filter": str(chosen)}, text)
 
 

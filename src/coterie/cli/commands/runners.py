@@ -96,7 +96,9 @@ async def drain(ctx: ClientCommand, runner: str, *, yes: bool, dry_run: bool) ->
     if not confirmed(what, "drain it?", yes=yes, dry_run=dry_run):
         return
     began_s = asyncio.get_running_loop().time()
-    await ctx.cluster.runners.drain(line.id)
+    async with ctx.act("drain", f"runner {line.name}") as act:
+        await ctx.cluster.runners.drain(line.id)
+        act.result = f"{line.name} gives up {_holdings(line)}"
     await _drained(ctx, line)
     took_s = asyncio.get_running_loop().time() - began_s
     ctx.answer(

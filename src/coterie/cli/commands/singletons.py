@@ -110,12 +110,15 @@ async def resign(ctx: ClientCommand, name: str, *, yes: bool, dry_run: bool) -> 
     what = f"{name} will get a new leader, another runner if there is one: {holder}."
     if not confirmed(what, "do it?", yes=yes, dry_run=dry_run):
         return
-    try:
-        await ctx.cluster.singletons.resign(name)
-    except TimeoutError:
-        hint = f"the leader has given it up all the same: coterie singletons show {name}"
-        refuse(f"no runner has taken over {name} within 10s", hint=hint, code=UNANSWERED)
-    after = await ctx.cluster.singletons.get(name)
+    async with ctx.act("resign", f"singleton {name}") as act:
+        act.result = f"{before.leader} has given it up"
+        try:
+            await ctx.cluster.singletons.resign(name)
+        except TimeoutError:
+            hint = f"the leader has given it up all the same: coterie singletons show {name}"
+            refuse(f"no runner has taken over {name} within 10s", hint=hint, code=UNANSWERED)
+        after = await ctx.cluster.singletons.get(name)
+        act.result = f"{name} leads on {after.leader}, epoch {after.epoch}"
     now, was = f"{after.leader}, epoch {after.epoch}", f"{before.leader}, epoch {before.epoch}"
     ctx.answer(
         {"name": name, "from": before.leader, "leader": after.leader, "epoch": after.epoch},

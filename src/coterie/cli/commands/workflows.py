@@ -103,7 +103,9 @@ async def interrupt(ctx: ClientCommand, run: str, *, yes: bool, dry_run: bool) -
     what = f"{row.name}/{row.id} ({row.status}, {done}) will be interrupted, and undo what it has done"
     if not confirmed(what, "interrupt it?", yes=yes, dry_run=dry_run):
         return
-    after = await ctx.here.storage.units.interrupt(row.unit)
+    async with ctx.act("interrupt", f"workflow {row.name}/{row.id}") as act:
+        after = await ctx.here.storage.units.interrupt(row.unit)
+        act.result = f"{row.name}/{row.id} is being interrupted"
     await _tell(ctx, row, after, "is being interrupted", "this cannot be undone; start it again under another id")
 
 
@@ -122,7 +124,9 @@ async def resume(ctx: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> N
     what = f"{row.name}/{row.id} ({row.status}) will check now whether it can continue"
     if not confirmed(what, "resume it?", yes=yes, dry_run=dry_run):
         return
-    after = await ctx.here.storage.units.resume(row.unit)
+    async with ctx.act("resume-workflow", f"workflow {row.name}/{row.id}") as act:
+        after = await ctx.here.storage.units.resume(row.unit)
+        act.result = f"{row.name}/{row.id} checks whether it can continue"
     await _tell(ctx, row, after, "checks whether it can continue", "if not, it suspends itself again")
 
 
@@ -144,8 +148,10 @@ async def resolve(ctx: ClientCommand, token: str, value: str, *, yes: bool, dry_
     what = f'deferred "{name}" of {unit.partition(":")[2]} will have the value {as_json(given)}'
     if not confirmed(what, "resolve it?", yes=yes, dry_run=dry_run):
         return
-    await ctx.cluster.resolve(token, given)
     shown = safe(unit.partition(":")[2], keep="")
+    async with ctx.act("resolve", f"deferred {name} of {shown}") as act:
+        await ctx.cluster.resolve(token, given)
+        act.result = f'deferred "{name}" of {shown} has its value'
     ctx.answer(
         {"unit": unit, "name": name, "resolved": True},
         f'resolved "{name}" of {shown}; the first value wins, this cannot be undone\n'

@@ -1,4 +1,4 @@
-"""The storage contract of the record of acts: what people did with the page."""
+"""The storage contract of the record of acts: what people did with the page and with commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
     who: str
     """Who did it, as far as that is known."""
     origin: str
-    """From where: an address."""
+    """From where: an address, or the command line."""
     act: str
     """`retry`, `drain`, …"""
     what: str

@@ -247,6 +247,13 @@ class TickStore(Protocol):
         ones."""
         ...
 
+    async def histories(
+        self, names: Sequence[str], *, most: int, since: datetime, before: datetime
+    ) -> Mapping[str, Sequence[TickRow]]:
+        """Return the last ticks of these crons, as `history` does for one, without those that were over before
+        `since`."""
+        ...
+
     async def list(self) -> Sequence[CronRow]:
         """Return all crons that the cluster knows (their seats), by name."""
         ...

@@ -94,6 +94,16 @@ class PostgresTicks(PostgresStore):
         """Return the last ticks, also those that have not ended, the latest instant first."""
         return _ticks(await self._read("tick_history", name, most, before))
 
+    async def histories(
+        self, names: Sequence[str], *, most: int, since: datetime, before: datetime
+    ) -> Mapping[str, Sequence[TickRow]]:
+        """Return the last ticks of these crons since an instant, the latest first."""
+        rows = _ticks(await self._read("tick_histories", list(names), most, before, since))
+        rows.sort(key=lambda row: row.kind)  # stable: those of a kind stay in order
+        rows.sort(key=lambda row: row.at, reverse=True)
+        rows.sort(key=lambda row: row.name)
+        return {name: list(some)[:most] for name, some in groupby(rows, key=lambda row: row.name)}
+
     async def list(self) -> Sequence[CronRow]:
         """Return all crons that the cluster knows, by name."""
         return readable(await self._read("list_crons"), _cron, table="crons", key=itemgetter("cron"))

@@ -176,6 +176,15 @@ def history(
     return _ticks(_ROWS.decode(connection.execute(SQL["history"], names).get))
 
 
+def histories(
+    connection: apsw.Connection, scope: Scope, names: Sequence[str], *, most: int, since: datetime, before: datetime
+) -> dict[str, list[TickRow]]:
+    """The last ticks of these crons since an instant, the latest first; all of one moment."""
+    with snapshot(connection):
+        found = {name: history(connection, scope, name, most=most, before=before) for name in names}
+    return {name: [row for row in rows if row.until >= since] for name, rows in found.items()}
+
+
 def listed(connection: apsw.Connection, scope: Scope) -> list[CronRow]:
     """All crons, by name."""
     rows = _CRONS.decode(connection.execute(SQL["list"], bindings(scope)).get)
@@ -240,5 +249,6 @@ class SqliteTicks(SqliteStore):
     resume = writes(resume, "resume {name!r}")
     get = reads(get, "look at a tick of {name!r}")
     history = reads(history, "read the history of {name!r}")
+    histories = reads(histories, "read the history of crons")
     list = reads(listed, "list crons")
     purge = writes(purge, "purge old ticks")

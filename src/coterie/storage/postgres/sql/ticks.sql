@@ -287,6 +287,17 @@ from (values ('scheduled'), ('manual')) as k (kind) cross join lateral (
 order by t.at desc, t.kind, t.seq desc
 limit $3;
 
+-- name: tick_histories
+-- As `tick_history`, for several crons: of each kind as many as are asked for, in order, without those before an instant.
+select t.*
+from unnest($2::text[]) as n (name) cross join (values ('scheduled'), ('manual')) as k (kind) cross join lateral (
+    select * from coterie.ticks
+    where cluster = $1 and name = n.name and kind = k.kind and at < $4::timestamptz
+    order by at desc, seq desc
+    limit $3
+) as t
+where t.until_at >= $5::timestamptz;
+
 -- name: list_crons
 -- All crons that have a seat, each with the tick that ended last as ran or failed.
 select
