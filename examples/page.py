@@ -97,9 +97,9 @@ class Progress:
 
 @cluster.singleton("importer", state=Progress)
 async def importer(leader: Leader[Progress]) -> None:
-    while leader.state.last_row < ROWS:
+    while True:
         async with leader.update() as state:
-            state.last_row += 10
+            state.last_row = state.last_row % ROWS + 10
         leader.heartbeat("rows", done=leader.state.last_row, total=ROWS)
         await cluster.ref(Article, f"article-{chance.randrange(30)}").pieces()
         await leader.sleep("200ms")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cluster.browser import Window, axe
+from tests.cluster.browser import DRAWN, Window, axe
 from tests.cluster.page_program import LONG_ID, LONG_KEY, MARKUP, QUOTES
 
 if TYPE_CHECKING:
@@ -223,6 +223,28 @@ def test_moves_of_shards_are_replayed_by_keys(window: Window) -> None:
     assert "past" not in (main.locator(".map .cell").first.get_attribute("title") or "")
 
 
+def test_messages_are_read_from_the_newest_to_older_ones_and_back(window: Window) -> None:
+    def answer(route: Route) -> None:
+        said = route.fetch(url=re.sub("limit=50", "limit=2", route.request.url))
+        route.fulfill(response=said)
+
+    window.page.route("**/api/messages?*", answer)
+    main = window.open("messages?filter=state:dead")
+
+    def sent() -> list[str]:
+        times = main.locator("table[aria-label=messages] [data-label=Sent] time")
+        return [str(each.get_attribute("datetime")) for each in times.all()]
+
+    first = sent()
+    assert len(first) == 2
+    assert first == sorted(first, reverse=True), "the newest come first"
+    window.use(main.get_by_role("link", name="older ones"), by_keyboard=False)
+    window.wait_until(lambda: window.page.evaluate(DRAWN) and sent() != first, "the next ones are shown")
+    assert max(sent()) < min(first), "none is shown twice"
+    window.use(main.get_by_role("link", name="back to the newest"), by_keyboard=False)
+    window.wait_until(lambda: window.page.evaluate(DRAWN) and sent() == first, "the first ones are shown")
+
+
 def test_two_browsers_see_a_leader_resign(window: Window, browser: Browser, page_cluster: PageCluster) -> None:
     other = Window(browser, page_cluster.url("web-2"))
     main = window.open("singletons?name=importer")
@@ -264,11 +286,14 @@ def test_keys_open_pages_filter_rows_pause_and_go_back(window: Window) -> None:
     page.keyboard.press("Escape")  # leaves the field
     page.keyboard.press("j")
     page.wait_for_selector("table[aria-label=messages] [data-row] a:focus")
+    for said in ("paused (+", "live"):
+        page.keyboard.press(" ")  # also while a row has the focus
+        window.wait_for(said, "#live")
     page.keyboard.press("Enter")
     page.wait_for_selector("#detail")
     page.keyboard.press("Escape")
     page.wait_for_selector("#detail", state="detached")
-    page.keyboard.press(" ")  # also while a row has the focus
+    page.keyboard.press(" ")
     window.wait_for("paused (+", "#live")
     window.wait_until(lambda: re.search(r"paused \(\+[1-9]", page.locator("#live").inner_text()), "updates are counted")
     page.keyboard.press(" ")

@@ -122,8 +122,8 @@ function list(params, filter) {
         empty: filter ? h("p", { class: "dim" }, "No message matches this filter.") : empty("No messages are stored. Persisted calls are:", "@rpc(persisted=True)\nasync def charge(self, order_id: str) -> int: …"),
       }),
       Boolean(data.silent?.length) && h("p", { class: "dim" }, state("warn", "no answer from "), name(data.silent.join(", ")), ": whether a message runs there is unknown."),
-      data.more && found.length > 0 && h("p", null, h("a", { href: link("messages", { ...params, after: found.at(-1).id }) }, "later ones")),
-      params.after && h("p", null, h("a", { href: link("messages", { ...params, after: "" }) }, "back to the oldest")),
+      data.more && found.length > 0 && h("p", null, h("a", { href: link("messages", { ...params, after: found.at(-1).id }) }, "older ones")),
+      params.after && h("p", null, h("a", { href: link("messages", { ...params, after: "" }) }, "back to the newest")),
     ];
   });
 }
