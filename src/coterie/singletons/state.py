@@ -262,16 +262,12 @@ class LeaderState(Generic[S]):
     async def _commit(self, transaction: Transaction) -> None:
         data = self._staged
         try:
-            if data is None or self._is_stored(data):
-                await self._commit_alone(transaction)
-            else:
+            if data is not None and not self._is_stored(data):
                 await self._commit_with(transaction, data)
+            elif await transaction.commit(Commit(self._tenure.claim)) != "written":
+                raise self._row.fenced()
         finally:
             self._unstage()
-
-    async def _commit_alone(self, transaction: Transaction) -> None:
-        if await transaction.commit(Commit(self._tenure.claim, None, b"", None, ())) != "written":
-            raise self._row.fenced()
 
     async def _commit_with(self, transaction: Transaction, data: bytes) -> None:
         write: Any = self._row.next_save(data)

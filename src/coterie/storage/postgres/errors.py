@@ -31,6 +31,15 @@ _HOPELESS = {
     "42501": "the role may not connect to this database",
 }
 
+_HINTS = {
+    "55P03": "another session holds a lock on it; pg_stat_activity shows open transactions",
+    "42501": "grant select, insert, update, delete on all tables in schema coterie to the role",
+    "57014": "the server is overloaded, or another session holds what it needs",
+    "53300": "the server has no free connection: raise its max_connections, lower pool_size, or run fewer processes",
+    "53100": "the server's disk is full: make room there; what was acknowledged is not lost",
+    "25006": "the server is a standby or was made read-only; point the url to the primary",
+}
+
 DatabaseRefusal = (asyncpg.PostgresError, asyncpg.InterfaceError)
 """What the driver raises while the connection stays usable: the server refused, or a value cannot be sent."""
 
@@ -84,17 +93,4 @@ def describe(error: BaseException) -> str:
 
 def hint_of(error: Exception) -> str:
     """What to do about an error of the server; empty if only the error itself can say."""
-    state = getattr(error, "sqlstate", None)
-    if state in _LOCKED:
-        return "another session holds a lock on it; pg_stat_activity shows open transactions"
-    if state == "42501":
-        return "grant select, insert, update, delete on all tables in schema coterie to the role"
-    if state == "57014":
-        return "the server is overloaded, or another session holds what it needs"
-    if state == "53300":
-        return "the server has no free connection: raise its max_connections, lower pool_size, or run fewer processes"
-    if state == "53100":
-        return "the server's disk is full: make room there; what was acknowledged is not lost"
-    if state == "25006":
-        return "the server is a standby or was made read-only; point the url to the primary"
-    return ""
+    return _HINTS.get(getattr(error, "sqlstate", None) or "", "")

@@ -38,8 +38,8 @@ class PostgresStore:
 
     async def _commit(self, write: Write) -> Any:
         """Return the result of a write once it is durable."""
-        self._require_usable()
-        return await self._writer.submit(write)
+        self._origin.require_same()
+        return await self._writer.submit(write)  # which checks that it is running
 
     async def _read(self, name: str, *values: object) -> Sequence[asyncpg.Record]:
         """Run a statement that changes nothing, or the same when it is repeated: it is, after a lost answer."""
