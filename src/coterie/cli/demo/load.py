@@ -71,7 +71,7 @@ class DepositLoad:
         self._may_begin.set()
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._tasks = Tasks("ledger")
+        self._tasks = Tasks("deposits")
         self.slowest_s = 0.0
         """Duration of the slowest deposit since this was last set to 0."""
 
