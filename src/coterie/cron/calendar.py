@@ -11,7 +11,7 @@ from bisect import bisect_left
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -159,22 +159,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _INSTANT = timedelta(microseconds=1)
 
 
-class Instants(Protocol):
-    """An infinite set of instants."""
-
-    def first(self, at: datetime) -> datetime:
-        """The first one from here on."""
-        ...
-
-    def last(self, at: datetime) -> datetime:
-        """The last one up to here."""
-        ...
-
-    def count(self, start: datetime, end: datetime) -> int:
-        """How many there are from start to before end."""
-        ...
-
-
 class Steady:
     """Fixed intervals, whatever clocks show: the multiples of an interval since 1970, so that nothing is stored."""
 
@@ -268,6 +252,9 @@ class Fixed:
         change = self._zone.change_before(at - _INSTANT, at) or self._zone.overlap(at)
         return change.old_label if change else self._zone.label(at)
 
+
+Instants = Steady | Flowing | Fixed
+"""How a schedule finds its instants: the first from an instant on, the last up to it, and their number in between."""
 
 _DAY = timedelta(days=1)
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from coterie.errors import ConfigurationError, ScheduleError
 from coterie.kernel.durations import to_timedelta
@@ -56,14 +56,6 @@ WEEKDAY = CronField(
 KINDS = (SECOND, MINUTE, HOUR, DAY, MONTH, WEEKDAY)
 
 
-class ExpressionSource(Protocol):
-    """The text being parsed, and how errors in it are raised."""
-
-    def refuse(self, problem: str, *, start: int, length: int, hint: str = "") -> NoReturn:
-        """Raise a `ScheduleError` that points at a part of the text."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Field:
     """A parsed field.
@@ -88,7 +80,7 @@ class Field:
         return self.text.startswith("*")
 
 
-def read_field(text: str, kind: CronField, source: ExpressionSource, start: int) -> Field:
+def read_field(text: str, kind: CronField, source: Expression, start: int) -> Field:
     """Parse one field, which begins at `start` of the text of `source`."""
     terms = [_Term(term, kind, source, start + at).read() for term, at in _split(text)]
     return Field(
@@ -117,7 +109,7 @@ class _Term:
 
     text: str
     kind: CronField
-    source: ExpressionSource
+    source: Expression
     start: int
 
     def read(self) -> Field:

@@ -9,7 +9,6 @@ take over ──▶ decide: what is due, and what to do about it? ────�
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from coterie.cron.run import TickRun
 from coterie.errors import LeadershipLost, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.storage.contracts.ticks import CronBook, CronTakeover, Outcome, TickClaim, TickRow, Verdict
+from coterie.work.limits import set_within
 from coterie.work.occupants import GRACE_S, LoopOccupant
 from coterie.work.while_held import AWAY_S, while_held
 
@@ -261,17 +261,7 @@ class CronSeat(LoopOccupant):
                 seq=0,
                 epoch=self.tenure.epoch,
                 attempt=1,
-                outcome=None,
-                reason="",
-                errors=(),
-                runner="",
                 claimed_at=now,
-                ended_at=None,
-                late_s=None,
-                took_s=None,
-                note="",
-                done=None,
-                total=None,
             )
             for each in verdicts
             if not each.reason
@@ -281,9 +271,7 @@ class CronSeat(LoopOccupant):
         """Wait until an instant of the database's clock, or for a wake-up."""
         wait_s = _LONGEST_S if until is None else min(_LONGEST_S, self._services.dial.until_s(until))
         if wait_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._news.wait()
+            await set_within(self._news, wait_s)
 
 
 def _key(row: TickRow) -> Key:

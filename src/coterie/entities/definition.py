@@ -204,9 +204,9 @@ def _require_initial_state(cls: type[Entity[Any]], kind: Any, stored: Versioned[
     try:
         stored.encode(kind())
     except Exception as error:  # a user's class may raise anything
-        told = error.problem if isinstance(error, MalformedMessage | ConfigurationError) else str(error)
+        problem = error.problem if isinstance(error, MalformedMessage | ConfigurationError) else str(error)
         shown = getattr(kind, "__name__", str(kind))
         raise refusal(
-            f"{name} cannot begin with {shown}(): {told}",
+            f"{name} cannot begin with {shown}(): {problem}",
             hint=f"give all fields of {shown} a default, or override initial_state",
         ) from error

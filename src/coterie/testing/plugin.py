@@ -104,14 +104,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Name the tests that requested faults and during which none struck: they have tested less than they seem to."""
-    told = [
+    faultless = [
         (report.nodeid, value)
         for report in terminalreporter.stats.get("passed", [])
         for name, value in getattr(report, "user_properties", ())
         if name == _FAULTLESS
     ]
-    if told:
+    if faultless:
         terminalreporter.section("simulations without a fault")
-        for nodeid, value in told:
+        for nodeid, value in faultless:
             terminalreporter.line(f"{nodeid}: {value}")
         terminalreporter.line("let more virtual time pass (sim.advance), or lower every_s of the faults")

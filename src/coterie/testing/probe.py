@@ -118,9 +118,9 @@ def _read(body: bytes, rpc: Rpc) -> Any:
         return rpc.decode_result(body)
     if body.startswith(NOT_MINE):
         raise ShuttingDown(what="the probe")
-    told = read_marked(body)
-    assert isinstance(told, bytes), "not mine is dealt with"
-    raise read_failure(told, rpc.errors)
+    marked = read_marked(body)
+    assert isinstance(marked, bytes), "not mine is dealt with"
+    raise read_failure(marked, rpc.errors)
 
 
 def _with_state(entity_type: EntityType[E], state: Any) -> EntityType[E]:

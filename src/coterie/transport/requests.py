@@ -159,8 +159,8 @@ class PendingRequests:
         except Exception as error:  # a bug above must not cost the other requests their connection
             log.exception("the handler of route %d failed", frame.route)
             if request.is_open:
-                told = RemoteError(type_name=type(error).__name__, problem=str(error), remote_traceback="")
-                request.fail(*told.to_wire())
+                failure = RemoteError(type_name=type(error).__name__, problem=str(error), remote_traceback="")
+                request.fail(*failure.to_wire())
 
     def cancelled(self, frame: CancelFrame) -> None:
         """The caller no longer waits. Unknown: our answer and its cancellation have crossed."""

@@ -21,6 +21,15 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+async def set_within(event: asyncio.Event, limit_s: float | None) -> bool:
+    """Wait until an event is set. Returns whether it is, within the limit."""
+    try:
+        async with asyncio.timeout(limit_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 async def settled(futures: Iterable[asyncio.Future[Any]], *, limit_s: float | None = None) -> None:
     """Wait until all futures are done, by result or error, or for the limit. Cancelling this cancels none."""
     with contextlib.suppress(TimeoutError):

@@ -26,7 +26,7 @@ from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import enter
 from coterie.storage.contracts.units import UnitEnd, UnitEnding, UnitEndResult, UnitRow, UnitSnapshot, UnitStartResult
 from coterie.work.context import context_of, in_span
-from coterie.work.limits import settled
+from coterie.work.limits import set_within, settled
 from coterie.work.occupants import GRACE_S
 from coterie.work.while_held import AWAY_S, while_held
 from coterie.workflows.workflow import Compensation, Outcome, Workflow
@@ -81,11 +81,11 @@ class Execution:
             log.info("%s continues on another runner: %s", self._row.unit, error)
             if self._tenure.held:  # as far as we know: without a pause it would restart at once, perhaps endlessly
                 await self._stop_body()
-                await self._pause(_AGAIN_S)
+                await set_within(self._released, _AGAIN_S)
         except Exception:
             log.exception("%s was ended by an unexpected error, and runs again from its stored steps", self._row.unit)
             await self._stop_body()
-            await self._pause(_AGAIN_S)
+            await set_within(self._released, _AGAIN_S)
         finally:
             await self._stop_body()
 
@@ -264,12 +264,7 @@ class Execution:
         if spans.on:
             spans.failed(error)
         if not await self._suspend(_LATER_S):  # interruption requested: storage wants it to run, which it cannot
-            await self._pause(_LATER_S)
-
-    async def _pause(self, pause_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._released.wait()
+            await set_within(self._released, _LATER_S)
 
     async def _compensate(self) -> None:
         """Run the compensations, the last one first. Failures are recorded, and the others still run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -34,16 +34,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     error: bytes | None
 
 
-class Compensation:
+class Compensation(NamedTuple):
     """A registered compensation: undoes a step if the workflow fails or is interrupted."""
 
-    __slots__ = ("args", "fn", "kwargs", "place")
-
-    def __init__(self, place: Place, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> None:
-        self.place = place
-        self.fn = fn
-        self.args = args
-        self.kwargs = kwargs
+    place: Place
+    fn: Callable[..., Awaitable[Any]]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class Registered:

@@ -248,23 +248,23 @@ async def test_the_books_notice_what_is_lost_and_what_is_doubled(folder: Path) -
     cluster.entity(Account)
     async with cluster:
         await cluster.ready(timeout="2m")
-        ledger = DepositLoad(cluster, run="r")
-        ledger.start()
+        senders = DepositLoad(cluster, run="r")
+        senders.start()
         try:
             async with asyncio.timeout(120):
-                while ledger.deposits < 20:
+                while senders.deposits < 20:
                     await asyncio.sleep(0.01)
-            count = await ledger.check()
+            count = await senders.check()
             assert count.is_right
             assert count.deposits >= 20
             await cluster.ref(Account, "r-1").deposit("somebody else's", 2)
             await cluster.ref(Account, "r-2").deposit("taken away", -1)
-            count = await ledger.check(everything=True)
+            count = await senders.check(everything=True)
             assert (count.lost, count.doubled) == (1, 2)
             assert not count.is_right
             assert str(count) == "1 message lost, 2 doubled"
         finally:
-            await ledger.stop()
+            await senders.stop()
     assert not DepositCount(5, 0, 0, unanswered=1).is_right
 
 
@@ -278,15 +278,15 @@ async def test_checks_that_follow_each_other_at_once_do_not_see_deposits_that_ar
     cluster.entity(Account)
     async with cluster:
         await cluster.ready(timeout="2m")
-        ledger = DepositLoad(cluster, run="r")
-        ledger.start()
+        senders = DepositLoad(cluster, run="r")
+        senders.start()
         try:
             async with asyncio.timeout(120):
-                while ledger.deposits < 70:
+                while senders.deposits < 70:
                     await asyncio.sleep(0.01)
-            counts = [await ledger.check(everything=True) for _ in range(20)]
+            counts = [await senders.check(everything=True) for _ in range(20)]
         finally:
-            await ledger.stop()
+            await senders.stop()
     assert [count for count in counts if not count.is_right] == []
     assert len({count.deposits for count in counts}) == 1
 

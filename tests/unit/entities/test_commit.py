@@ -11,7 +11,7 @@ import pytest
 from coterie import Entity, RemoteError, Retry, RunnerUnavailable, rpc
 from coterie.entities.calls.wire import FAILED, LOOK
 from coterie.entities.host.work import handling
-from coterie.entities.persisted.commit import has_ended, ledger_of
+from coterie.entities.persisted.commit import effects_of, has_ended
 from tests.unit.entities.fake_storage import StoredGround, refused, stored, unknown, unreachable
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Purse(Entity[Balance]):
         if self.id == "a":
             work = handling.get()
             assert work is not None
-            ledger_of(work).sends.extend(self.sends)
+            effects_of(work).sends.extend(self.sends)
         if how == "declared":
             raise Overdrawn(cents)
         if how == "crash":

@@ -42,7 +42,7 @@ class Till(Entity):
 
 def always_slow(self: HandlerExecutor, work: Work, value: Any) -> None:
     """`returned` without its fast path; effects and state are committed as ever."""
-    if work.ledger is None and work.resident.kept is None:
+    if work.effects is None and work.resident.kept is None:
         self._returned(work, value)
     else:
         _fast(self, work, value)

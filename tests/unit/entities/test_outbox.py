@@ -97,7 +97,7 @@ def collected(sends: list[Send], **options: Any) -> tuple[list[str], list[Messag
         post = PersistedSender(calling, calling.storage)  # type: ignore[arg-type] # as far as they are needed
         with handler() as work:
             ids = [str(await post.send(call(each), TYPES[each.entity_type], **options)) for each in sends]
-            return ids, [] if work.ledger is None else list(work.ledger.sends)
+            return ids, [] if work.effects is None else list(work.effects.sends)
 
     return run_simulation(main, seed=0)
 

@@ -201,6 +201,23 @@ async def test_a_state_that_is_stale_is_not_written_and_its_neighbours_are_once(
     assert await statuses(storage) == {**dict.fromkeys([0, 1, 2, 3, 5], "done"), 4: "pending"}
 
 
+TRIGGER = """
+create table audited (id text);
+create trigger audit_sent after insert on messages begin insert into audited values (new.id); end;
+create trigger audit_done after update of status on messages begin insert into audited values (new.id); end;
+"""
+
+
+async def test_inv_d4_rows_that_a_trigger_writes_do_not_count_as_messages_stored_or_ended(
+    storage: SqliteStorage,
+) -> None:
+    await storage._main.transact(lambda connection: connection.execute(TRIGGER).get, doing="audit")
+    await committed(storage, Insert(message(1, key="k")))
+    again, new = await committed(storage, Insert(message(2, key="k")), Insert(message(3)))
+    assert (again.fresh, again.id, new.fresh) == (False, id_of(1), True)
+    assert await committed(storage, end(2), end(3)) == ["gone", "written"]
+
+
 async def test_a_row_that_the_table_refuses_undoes_its_whole_group(storage: SqliteStorage) -> None:
     """M3: then the group writer runs them one by one, and nobody sees a neighbour's error."""
     wrong: Any = "no bytes"

@@ -19,6 +19,7 @@ from coterie.cli.commands import cron, runners, shards, singletons
 from coterie.cli.commands.status import standing
 from coterie.cli.output import Screen, as_json, echo, lasting, plural, pressed_keys, safe
 from coterie.errors import CoterieError
+from coterie.work.limits import set_within
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -245,12 +246,14 @@ class Top:
                 reading = group.create_task(self._keep_reading(), name="read")
                 while not self._panel.over:
                     self._draw(live)
-                    await _set_within(self._pressed, _DRAWN_S)
+                    await set_within(self._pressed, _DRAWN_S)
+                    self._pressed.clear()
                 reading.cancel()
 
     async def _keep_reading(self) -> None:
         while True:
-            await _set_within(self._wanted, _EVERY_S)
+            await set_within(self._wanted, _EVERY_S)
+            self._wanted.clear()
             if not self._panel.paused or self._panel.page not in self._shown():
                 try:
                     await self._refresh()
@@ -297,13 +300,3 @@ def _waiting(panel: Panel, view: View) -> Panel:
     import dataclasses
 
     return dataclasses.replace(panel, page=next(page for page in view.data if page != "overview"))
-
-
-async def _set_within(event: asyncio.Event, limit_s: float) -> None:
-    """Wait for an event, at most so long."""
-    try:
-        async with asyncio.timeout(limit_s):
-            await event.wait()
-    except TimeoutError:
-        pass
-    event.clear()

@@ -71,7 +71,7 @@ async def add(demo: Demo) -> DepositCount:
     """Add a runner, which gets its share of the shards."""
     if not demo.has_room:
         demo.log("no more runners: this is a demo, and they share one machine")
-        return await demo.ledger.check()
+        return await demo.load.check()
     before, began_s = await demo.view.shards(), steady_s()
     new = await demo.add_runner()
     demo.log(f"{new.name} joined")
@@ -82,7 +82,7 @@ async def add(demo: Demo) -> DepositCount:
 async def deploy(demo: Demo) -> DepositCount:
     """Stop all runners gracefully and restart them, one after the other."""
     lead, before, began_s = await demo.view.lead(), await demo.view.shards(), steady_s()
-    demo.ledger.slowest_s = 0.0
+    demo.load.slowest_s = 0.0
     for runner in demo.living():
         left_s = steady_s()
         code = await runner.stop()
@@ -96,7 +96,7 @@ async def deploy(demo: Demo) -> DepositCount:
     handovers = plural(last.epoch - lead.epoch, "handover")
     demo.log(
         f"★ {IMPORTER} leads on {last.runner}, epoch {last.epoch}, after {handovers};"
-        f" the slowest deposit took {lasting(demo.ledger.slowest_s)}"
+        f" the slowest deposit took {lasting(demo.load.slowest_s)}"
     )
     return await _moved(demo, before, after, took_s=steady_s() - began_s)
 
@@ -143,7 +143,7 @@ async def _moved(
     *,
     took_s: float | None = None,
 ) -> DepositCount:
-    count = await demo.ledger.check()
+    count = await demo.load.check()
     number, to = moved(before, after)
     where = f" to {_listed(to)}" if to else ""
     took = "" if took_s is None else f"  took {lasting(took_s)}"

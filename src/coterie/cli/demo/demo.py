@@ -45,7 +45,7 @@ class Demo:
 
     def __init__(self, cluster: Cluster, url: str, *, run: str) -> None:
         self.view = DemoView(cluster)
-        self.ledger = DepositLoad(cluster, run=run)
+        self.load = DepositLoad(cluster, run=run)
         self.is_file = url.startswith("sqlite")
         self.is_clean = True
         """Whether all runners that were stopped exited cleanly."""
@@ -91,7 +91,7 @@ class Demo:
 
     async def close(self) -> None:
         """End what is left, even if some of it fails."""
-        await self.ledger.stop()
+        await self.load.stop()
         await asyncio.gather(*(each.close() for each in self._runners), return_exceptions=True)
 
 
@@ -118,7 +118,7 @@ async def demo(url: str | None, *, script: bool) -> int:
             star = demo.screen.glyph("lead")
             echo(f"\n  {star} {IMPORTER} leads on {lead.runner}, epoch {lead.epoch}, imported {rows:,} rows\n")
             counts = await (_play(demo) if script else _obey(demo))
-            counts.append(await demo.ledger.check(everything=True))
+            counts.append(await demo.load.check(everything=True))
             await demo.leave()
     return _verdict(demo, counts, shown if url is None else None)
 
@@ -134,7 +134,7 @@ async def _opened(demo: Demo) -> AsyncIterator[None]:
         share = Counter((await demo.view.settled(demo.names())).values())
         shares = " / ".join(str(share[name]) for name in demo.names())
         _tick(demo, "shards", f"{share.total()} shards owned: {shares}", steady_s() - joined_s)
-        demo.ledger.start()
+        demo.load.start()
         _tick(demo, "work", f'{ACCOUNTS:,} accounts, singleton "{IMPORTER}", cron "heartbeat" every 10s')
         yield
     finally:

@@ -11,6 +11,7 @@ from coterie.cli.demo.program import Account
 from coterie.cli.output import plural
 from coterie.errors import CoterieError
 from coterie.kernel.service import Tasks
+from coterie.work.limits import set_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +71,7 @@ class DepositLoad:
         self._may_begin.set()
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._tasks = Tasks("ledger")
+        self._tasks = Tasks("deposits")
         self.slowest_s = 0.0
         """Duration of the slowest deposit since this was last set to 0."""
 
@@ -105,12 +106,7 @@ class DepositLoad:
             self._may_begin.set()
 
     async def _come_to_rest(self) -> int:
-        try:
-            async with asyncio.timeout(_ANSWERED_WITHIN_S):
-                await self._quiet.wait()
-        except TimeoutError:
-            return self._pending
-        return 0
+        return 0 if await set_within(self._quiet, _ANSWERED_WITHIN_S) else self._pending
 
     async def _compare(self, accounts: Iterable[str]) -> tuple[int, int]:
         turn = asyncio.Semaphore(_AT_ONCE)

@@ -25,6 +25,7 @@ from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.main import GRACE_S, ONE_S
 from coterie.settings import Settings
+from coterie.work.limits import set_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -155,18 +156,11 @@ class WorkerSupervisor:
             failures = 1 if loop.time() - began_s > _WELL_S else min(failures + 1, _PAUSES.attempts - 1)
             pause_s = _PAUSES.delay_s(failures, self._chance) or 0.0
             self.console.line(f"{worker.name} {ending(code)}: restarting it in {lasting(pause_s)}")
-            if await self._stops_within(pause_s):
+            if await set_within(self._stopping, pause_s):
                 return 0  # it was not restarted, and holds nothing
 
     def _anybody_works(self) -> bool:
         return any(each.joined is not None for each in self._workers)
-
-    async def _stops_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._stopping.wait()
-        except TimeoutError:
-            return False
 
     async def _drain_when_asked(self, ended: asyncio.Future[list[int]]) -> None:
         await self._stopping.wait()

@@ -214,16 +214,16 @@ class CallsByName:
     async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> EntityLocation:
         """The active entities of a type on all runners, or one of them."""
         answers = await self._ask_all(ListActive(entity_type=entity_type, entity_id=entity_id, most=most))
-        told = [(name, decode_living(body)) for name, body in answers if body is not None]
-        lives = [(name, life) for name, living in told for life in living.lives]
-        group = next((living.group for _, living in told if living.group is not None), None)
-        return EntityLocation(lives, sum(living.total for _, living in told), group, _silent(answers))
+        replies = [(name, decode_living(body)) for name, body in answers if body is not None]
+        lives = [(name, life) for name, living in replies for life in living.lives]
+        group = next((living.group for _, living in replies if living.group is not None), None)
+        return EntityLocation(lives, sum(living.total for _, living in replies), group, _silent(answers))
 
     async def running(self, *, most: int = 1_000) -> RunningMessage:
         """The persisted messages that are running, and where."""
         answers = await self._ask_all(ListRunning(most=most))
-        told = [(name, decode_at_work(body).messages) for name, body in answers if body is not None]
-        found = {each: (name, seconds) for name, messages in told for each, seconds in messages.items()}
+        replies = [(name, decode_at_work(body).messages) for name, body in answers if body is not None]
+        found = {each: (name, seconds) for name, messages in replies for each, seconds in messages.items()}
         return RunningMessage(found, _silent(answers))
 
     async def _invoke(self, asked: Invoke, *, within_s: float, group: str | None) -> Invoked:

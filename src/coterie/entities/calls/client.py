@@ -358,15 +358,15 @@ class CallClient:
 
     def _knows_newer_owner(self, trip: Trip, answer: bytes) -> bool:
         """Whether a runner that does not hold the shard knows a newer owner. Raises the error of a handler."""
-        told = read_marked(answer)
-        if isinstance(told, bytes):
-            raise read_failure(told, trip.what.rpc.errors) from None
-        if told.shards not in (0, self.here.settings.shards):
+        marked = read_marked(answer)
+        if isinstance(marked, bytes):
+            raise read_failure(marked, trip.what.rpc.errors) from None
+        if marked.shards not in (0, self.here.settings.shards):
             raise ConfigurationError(
-                problem=f"shards is {self.here.settings.shards} here, and {told.shards} in this cluster",
-                hint=f"set shards to {told.shards}",
+                problem=f"shards is {self.here.settings.shards} here, and {marked.shards} in this cluster",
+                hint=f"set shards to {marked.shards}",
             )
-        return told.seat == trip.shard.seat and self.routing.learn(trip.shard, told.holder, told.epoch)
+        return marked.seat == trip.shard.seat and self.routing.learn(trip.shard, marked.holder, marked.epoch)
 
     def _error_for_caller(self, trip: Trip, error: CoterieError) -> CoterieError:
         return error_for_caller(

@@ -15,7 +15,7 @@ from coterie.entities.host.defects import Defects
 from coterie.entities.host.dispatch import first_step
 from coterie.entities.host.resources import Resources
 from coterie.entities.host.work import Work, handling
-from coterie.entities.persisted.commit import CommittedState, has_ended, key_of, ledger_of
+from coterie.entities.persisted.commit import CommittedState, effects_of, has_ended, key_of
 from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.errors import NotStarted, PersistenceError
 from coterie.kernel import metrics, spans
@@ -333,7 +333,7 @@ class Resident:
 
     def forget(self) -> None:
         """Delete the state with the commit of the running handler."""
-        ledger_of(self._handled(what="forget()")).forgets = True
+        effects_of(self._handled(what="forget()")).forgets = True
 
     def _handled(self, *, what: str) -> Work:
         """The work of the running handler.

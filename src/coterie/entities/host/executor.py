@@ -210,7 +210,7 @@ class HandlerExecutor:
         """The handler has returned. Inlined for the usual case: a plain reply, no mailbox, no deactivation."""
         rpc, resident = work.rpc, work.resident
         shard = resident.shard
-        if work.ledger is not None or resident.kept is not None:
+        if work.effects is not None or resident.kept is not None:
             if work.has_begun:
                 self._commits.returned(work, value)
             else:  # cancelled, or not decodable, before its handler started: there is nothing to commit

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coterie.work.limits import is_cancelled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
@@ -86,7 +88,7 @@ class Resources:
             except BaseException:
                 if resource.opened.done() and self._held.get(name) is resource:
                     del self._held[name]
-                if resource.given_up and not _is_cancelled():
+                if resource.given_up and not is_cancelled():
                     continue  # another task that waited for it was cancelled, not this one
                 raise
             return value
@@ -100,8 +102,3 @@ class Resources:
             except asyncio.CancelledError:
                 log.warning("resource %s of %s did not close in time", name, self._what)
                 raise
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

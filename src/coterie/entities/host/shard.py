@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from coterie.work.limits import STUBBORN_S, settled
+from coterie.work.limits import STUBBORN_S, set_within, settled
 
 if TYPE_CHECKING:
     from contextvars import Context
@@ -59,9 +58,7 @@ class ShardOccupant:
 
     async def wait_quiet(self, limit_s: float) -> None:
         """Wait until none of its calls runs any more, at most for the limit."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._quiet.wait()
+        await set_within(self._quiet, limit_s)
 
     async def drain(self) -> None:
         """Start no more calls, let running ones end within the setting `drain`, cancel the rest; deactivate all.

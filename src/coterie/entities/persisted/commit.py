@@ -90,7 +90,7 @@ def key_of(entity_type: str, entity_id: str) -> str:
 class HandlerEffects:
     """The effects of one call of one handler.
 
-    Created at first use (`ledger_of`): most volatile calls have none, most persisted messages only `BARE`.
+    Created at first use (`effects_of`): most volatile calls have none, most persisted messages only `BARE`.
     """
 
     __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "transaction")
@@ -121,9 +121,9 @@ BARE = HandlerEffects()
 
 def has_ended(work: Work) -> bool:
     """Whether the handler of a started work has ended, so that the caller of this is a task that it left behind."""
-    if work.ledger is None:  # volatile: closed when it has ended, or when its caller is gone and it is stopped
+    if work.effects is None:  # volatile: closed when it has ended, or when its caller is gone and it is stopped
         return not work.is_open and not work.is_stopped
-    return not work.ledger.is_open
+    return not work.effects.is_open
 
 
 ENDED = HandlerEffects()
@@ -131,11 +131,11 @@ ENDED = HandlerEffects()
 ENDED.is_open = False
 
 
-def ledger_of(work: Work) -> HandlerEffects:
+def effects_of(work: Work) -> HandlerEffects:
     """The effects of a running work, created at first use."""
-    if work.ledger is None or work.ledger is BARE:
-        work.ledger = HandlerEffects()
-    return work.ledger
+    if work.effects is None or work.effects is BARE:
+        work.effects = HandlerEffects()
+    return work.effects
 
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
@@ -171,8 +171,8 @@ class Commits:
         except MalformedMessage as error:  # result or state does not fit its type or the limit: the handler is at fault
             self._handlers.raised(work, error)
             return
-        if work.ledger is BARE:  # the usual case of a persisted message
-            work.ledger = ENDED
+        if work.effects is BARE:  # the usual case of a persisted message
+            work.effects = ENDED
             self._submit(work, Commit(resident.shard.tenure.claim, work.message_id, body, change))
         else:
             self._save(work, body, change)
@@ -188,13 +188,13 @@ class Commits:
 
     def undo(self, work: Work) -> None:
         """Roll back the effects of a handler: state, messages, SQL. Changes it made elsewhere are not undone."""
-        resident, ledger = work.resident, ledger_of(work)  # made now if it had none; it accepts nothing more
+        resident, effects = work.resident, effects_of(work)  # made now if it had none; it accepts nothing more
         if resident.kept is not None and resident.entity is not None:
             resident.entity.state = resident.kept.restored()
-        ledger.is_open = False
-        ledger.sends.clear()
-        ledger.forgets = False
-        transaction, ledger.transaction = ledger.transaction, None
+        effects.is_open = False
+        effects.sends.clear()
+        effects.forgets = False
+        transaction, effects.transaction = effects.transaction, None
         if transaction is not None:
             self._tasks.spawn(transaction.rollback(), name=f"roll back {work.target}")
 
@@ -210,17 +210,17 @@ class Commits:
         require_small(state, what=f"the state of {work.address}", most_bytes=self._most_bytes)
 
     def _save(self, work: Work, body: bytes, change: StateChange | None) -> None:
-        ledger = None if work.ledger is BARE else work.ledger
-        if ledger is None:
-            work.ledger = ENDED
+        effects = None if work.effects is BARE else work.effects
+        if effects is None:
+            work.effects = ENDED
         else:
-            ledger.is_open = False
-        transaction = None if ledger is None else ledger.transaction
-        if ledger is not None and transaction is not None and ledger.in_block:
+            effects.is_open = False
+        transaction = None if effects is None else effects.transaction
+        if effects is not None and transaction is not None and effects.in_block:
             problem = f"{work.target} has ended inside of its transaction: leave the block before"
             self._handlers.raised(work, RuntimeError(problem))
             return
-        sends = () if ledger is None else tuple(ledger.sends)
+        sends = () if effects is None else tuple(effects.sends)
         write = Commit(
             work.resident.shard.tenure.claim, work.message_id if work.is_stored else None, body, change, sends
         )
@@ -306,7 +306,7 @@ class Commits:
         for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner polls it
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
-        if work.ledger is not None and work.ledger.forgets:
+        if work.effects is not None and work.effects.forgets:
             self._handlers.dropped(resident)
         self._handlers.ended(resident, work)
 
@@ -341,7 +341,7 @@ def _change(work: Work) -> StateChange | None:
     kept, entity = work.resident.kept, work.resident.entity
     if kept is None or entity is None:
         return None
-    if work.ledger is not None and work.ledger.forgets:
+    if work.effects is not None and work.effects.forgets:
         return kept.removal()
     return kept.change(entity.state)
 

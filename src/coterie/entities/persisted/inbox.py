@@ -325,7 +325,7 @@ class Inbox:
             key=message.key,
             trace_id=message.trace_id or message_id,
             attempt=attempt,
-            ledger=BARE,
+            effects=BARE,
             inbox=self,
             shard_inbox=shard,
         )

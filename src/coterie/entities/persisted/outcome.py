@@ -27,8 +27,8 @@ def read_reply(body: bytes, rpc: Rpc) -> Any:
     """Decode a stored reply. Returns the result, or raises the declared error."""
     if not body or body[0] != MARK:
         return rpc.result.decode(body, rpc.result_what)
-    told = read_marked(body)
-    raise read_failure(told if isinstance(told, bytes) else b"", rpc.errors)
+    marked = read_marked(body)
+    raise read_failure(marked if isinstance(marked, bytes) else b"", rpc.errors)
 
 
 def cancelled(message_id: str) -> bytes:
@@ -104,15 +104,20 @@ def refuse_commit_of_its_own(what: str, *, instead: str = "or after the rpc") ->
 def transaction_here() -> Transaction | None:
     """The open transaction of the running work: of an rpc until it ends, of a leader or a tick inside its block."""
     outer = handling.get()
-    if outer is not None and outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
-        return outer.ledger.transaction
+    if (
+        outer is not None
+        and outer.effects is not None
+        and outer.effects.is_open
+        and outer.effects.transaction is not None
+    ):
+        return outer.effects.transaction
     opened = transacting.get()
     return None if opened is None else opened.transaction
 
 
 def refuse_inside_transaction(what: str, outer: Work, *, instead: str = "or give it to cluster.send(…)") -> None:
     """Refuse to wait for another commit while the transaction holds locks: on SQLite it needs the same lock [C3]."""
-    if outer.ledger is not None and outer.ledger.is_open and outer.ledger.transaction is not None:
+    if outer.effects is not None and outer.effects.is_open and outer.effects.transaction is not None:
         raise RuntimeError(
             f"{what} is awaited while {outer.target} has a transaction open, which holds locks until the rpc ends: "
             f"await it before the transaction, {instead}"

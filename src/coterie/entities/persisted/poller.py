@@ -14,6 +14,7 @@ from coterie.entities.persisted.inbox import AHEAD_S, MEMORY_MOST, Inbox, ShardI
 from coterie.errors import PersistenceError
 from coterie.kernel import metrics
 from coterie.kernel.service import Tasks
+from coterie.work.limits import set_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,7 @@ class Poller:
                 self._swept.notify_all()
             await asyncio.sleep(_SOON_S)
             if not (behind or (asked and not self._is_half_way())):
-                await self._pause()
+                await set_within(self._asked, self._chance.between(_EVERY_S * 0.8, _EVERY_S))
 
     def _is_half_way(self) -> bool:
         """Whether a round of sweeps is not finished."""
@@ -111,13 +112,6 @@ class Poller:
 
     def _held(self) -> dict[str, ShardInbox]:
         return {seat: shard for seat, shard in self._inbox.shards.items() if shard.tenure.held}
-
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self._chance.between(_EVERY_S * 0.8, _EVERY_S)):
-                await self._asked.wait()
-        except TimeoutError:
-            pass
 
     # One sweep
 

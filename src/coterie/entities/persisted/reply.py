@@ -228,15 +228,15 @@ class ReplyWaiter:
 async def _ask_here(inbox: Inbox, message: Message, kind: int, *, due_s: float, within_s: float) -> bytes:
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    def told(body: bytes) -> None:
+    def receive(body: bytes) -> None:
         if not answer.done():
             answer.set_result(body)
 
-    inbox.hand_over(handover_of(kind, message, due_s=due_s), waiter=told)
+    inbox.hand_over(handover_of(kind, message, due_s=due_s), waiter=receive)
     try:
         async with asyncio.timeout(within_s):
             return await answer
     except TimeoutError:
         return b""
     finally:
-        inbox.remove_waiter(message.id, told)
+        inbox.remove_waiter(message.id, receive)

@@ -23,7 +23,7 @@ from coterie.entities.calls.spans import trace_of
 from coterie.entities.calls.wire import LOOK
 from coterie.entities.host.work import Work, handling
 from coterie.entities.idempotency_key import derived_key, key_of
-from coterie.entities.persisted.commit import has_ended, ledger_of
+from coterie.entities.persisted.commit import effects_of, has_ended
 from coterie.entities.persisted.inbox import AHEAD_S, StoredCall
 from coterie.entities.persisted.outcome import (
     cancelled,
@@ -205,7 +205,11 @@ class PersistedSender:
         """
         message_id = require_text(str(message_id), what="message id")  # a plain str for databases and codecs
         outer = handling.get()
-        if outer is not None and outer.ledger is not None and any(each.id == message_id for each in outer.ledger.sends):
+        if (
+            outer is not None
+            and outer.effects is not None
+            and any(each.id == message_id for each in outer.effects.sends)
+        ):
             raise RuntimeError(
                 f"message {message_id} is stored when {outer.target} has ended: its result cannot be awaited in there"
             )
@@ -229,9 +233,9 @@ class PersistedSender:
             row = await self._replies.find(message_id, until_s=until_s)
             if row is None or row.status != "pending":
                 return False
-            told = await self._try_cancel(row)
-            if told is not None:
-                return told
+            answer = await self._try_cancel(row)
+            if answer is not None:
+                return answer
             if self._calling.time() >= until_s:
                 raise SendTimeout(target=f"the owner of message {message_id}", waited_s=within_s)
             await self._calling.routing.wait_for_change(within_s=_PAUSE_MOST_S)
@@ -277,7 +281,7 @@ class PersistedSender:
         require_small(payload, what=call, most_bytes=self._most_bytes)
         key, digest = (None, b"") if call.key is None and not rpc.key else key_of(rpc, payload, call.key)
         if derives and key is None and isinstance(outer, StoredCall) and not has_ended(outer):
-            number = ledger_of(outer).number_call()
+            number = effects_of(outer).number_call()
             key, digest = derived_key(rpc, payload, message_id=outer.message_id, number=number)
         seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
         trace_id = None if outer is None and context_here(None) is None and not spans.on else trace_of(outer)
@@ -324,8 +328,8 @@ class PersistedSender:
 
         A key that was used before is looked up now: in the commit it would be a conflict [M6].
         """
-        ledger = ledger_of(outer)
-        sends = ledger.sends
+        effects = effects_of(outer)
+        sends = effects.sends
         if message.key is not None:
             same = next((each for each in sends if _has_same_key(each, message)), None)
             if same is not None and same.digest != message.digest:
@@ -337,7 +341,7 @@ class PersistedSender:
                 require_same(call, message, found)
             if same is not None or found is not None:
                 return MessageId(same.id if same is not None else found.id if found is not None else "")
-        if not ledger.is_open:
+        if not effects.is_open:
             return None
         if message.delay_s:
             due_at = to_datetime(int((self._storage_now_s() + message.delay_s) * 1e9))
@@ -402,11 +406,11 @@ class PersistedSender:
 def _unsend(message_id: str) -> bool:
     """Remove a message that the running handler sent and that is not stored yet. Returns whether there was one."""
     outer = handling.get()
-    if outer is None or outer.ledger is None or not outer.ledger.is_open:
+    if outer is None or outer.effects is None or not outer.effects.is_open:
         return False
-    mine = next((each for each in outer.ledger.sends if each.id == message_id), None)
+    mine = next((each for each in outer.effects.sends if each.id == message_id), None)
     if mine is not None:
-        outer.ledger.sends.remove(mine)
+        outer.effects.sends.remove(mine)
     return mine is not None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from coterie.entities.persisted.commit import ledger_of
+from coterie.entities.persisted.commit import effects_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,26 +35,26 @@ class TransactionBlock:
         self._is_first = False
 
     async def __aenter__(self) -> Self:
-        ledger = ledger_of(self._work)
-        if not ledger.is_open:
+        effects = effects_of(self._work)
+        if not effects.is_open:
             raise RuntimeError(f"{self._work.target} has ended: its transaction cannot begin any more")
-        if ledger.in_block:
+        if effects.in_block:
             raise RuntimeError(f"{self._work.target} is inside of a transaction already: use what that block gave")
-        self._is_first = ledger.transaction is None
-        ledger.transaction = self._transaction = ledger.transaction or self._begin()
-        ledger.in_block = True
+        self._is_first = effects.transaction is None
+        effects.transaction = self._transaction = effects.transaction or self._begin()
+        effects.in_block = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         transaction, self._transaction = self._opened, None
-        ledger = ledger_of(self._work)
-        ledger.in_block = False
+        effects = effects_of(self._work)
+        effects.in_block = False
         if kind is None:
             return
-        if self._is_first and ledger.transaction is transaction:
-            ledger.transaction = None
+        if self._is_first and effects.transaction is transaction:
+            effects.transaction = None
         await transaction.rollback()
 
     async def execute(self, sql: str, /, *params: Any) -> int:

@@ -76,7 +76,7 @@ def _described(info: Any, around: tuple[Any, ...]) -> Any:
     if isinstance(info, inspect.Metadata):
         return _described(info.type, around)
     if (name := _PLAIN_TYPES.get(type(info))) is not None:
-        limits = {each: told for each in _CONSTRAINTS if (told := getattr(info, each, None)) is not None}
+        limits = {each: value for each in _CONSTRAINTS if (value := getattr(info, each, None)) is not None}
         return [name, limits] if limits else name
     if isinstance(info, inspect.EnumType):
         return ["literal", [each.value for each in info.cls]]

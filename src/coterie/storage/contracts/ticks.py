@@ -123,19 +123,19 @@ class TickRow(msgspec.Struct, frozen=True, kw_only=True):
     """The epoch of the holder that runs it; 0: no holder has seen it yet."""
     attempt: int
     """The attempt's number, from 1; 0: it has not begun, or was skipped."""
-    outcome: Outcome | None
+    outcome: Outcome | None = None
     """None: it has not ended."""
-    reason: str
-    errors: tuple[str, ...]
-    runner: str
+    reason: str = ""
+    errors: tuple[str, ...] = ()
+    runner: str = ""
     """The name of the runner that runs it, or ran it last."""
     claimed_at: datetime
-    ended_at: datetime | None
-    late_s: float | None
-    took_s: float | None
-    note: str
-    done: int | None
-    total: int | None
+    ended_at: datetime | None = None
+    late_s: float | None = None
+    took_s: float | None = None
+    note: str = ""
+    done: int | None = None
+    total: int | None = None
 
 
 class CronTakeover(msgspec.Struct, frozen=True):

@@ -189,13 +189,14 @@ def write_rows(connection: apsw.Connection, statement: str, same: Sequence[Any],
     if len(rows) == 1:
         connection.execute(repeated(statement, 1), (*same, *rows[0]))
         return connection.changes()
-    before, begin = connection.total_changes(), 0
+    changed = begin = 0
     while begin < len(rows):
         times = min(_ROWS_MOST, 1 << (len(rows) - begin).bit_length() - 1)
         some = rows[begin : begin + times]
         connection.execute(repeated(statement, times), (*same, *chain.from_iterable(some)))
+        changed += connection.changes()  # not `total_changes`, which counts what triggers change too
         begin += times
-    return connection.total_changes() - before
+    return changed
 
 
 @cache
