@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
@@ -46,16 +45,18 @@ async def start(url: str) -> None:
         say(len(await storage.schema.applied()))
 
 
-async def write(url: str, stop: str) -> None:
-    """Write as fast as it goes, until there is a file `stop`; say how often."""
+async def write(url: str) -> None:
+    """Write as fast as it goes for a second, each time it is told to go; say how often, and the longest wait."""
     async with opened(url) as storage:
         say("ready")
-        sys.stdin.readline()
-        count = 0
-        while not Path(stop).exists():
-            await storage.kv.put(KvPut(f"{os.getpid()}:{count}", b"x", count))
-            count += 1
-        say(count)
+        total = 0
+        while sys.stdin.readline() == "go\n":
+            end, count, longest = time.monotonic() + 1.0, 0, 0.0
+            while (began := time.monotonic()) < end:
+                await storage.kv.put(KvPut(f"{os.getpid()}:{total + count}", b"x", count))
+                count, longest = count + 1, max(longest, time.monotonic() - began)
+            total += count
+            say(json.dumps({"count": count, "longest_s": longest}))
 
 
 async def hold(path: str) -> None:
