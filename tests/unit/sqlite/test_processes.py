@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.unit.sqlite.conftest import Child
 
 
-ROUNDS = 10
+ROUNDS = 3
 
 
 def tell(children: list[Child], order: str) -> None:
