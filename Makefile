@@ -2,11 +2,13 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-UNIT := tests/unit tests/contract tests/scenario tests/docs tests/typing
+# What takes longest comes first: type checkers, and programs of the docs.
+UNIT := tests/typing tests/docs tests/unit tests/contract tests/scenario
 # A kind of tests is a folder, so that a stage collects nothing but its own tests; each worker collects them all.
-WORKERS := -n auto --maxprocesses 8
+# A worker that has done its share takes half of what another one still has to do, so that all end together.
+WORKERS := -n auto --maxprocesses 8 --dist worksteal
 # Unit tests wait half of their time, for real clocks and threads.
-TWICE := -n $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n * 2 : 16 )))
+TWICE := -n $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$(( n < 8 ? n * 2 : 16 ))) --dist worksteal
 # Tests of processes mostly wait.
 WAITING := -n $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 + 1) / 2 )))
 UV := uv==0.13.7

@@ -96,7 +96,7 @@ async def scene(*, runners: int = 3, judged: bool = True, **settings: Any) -> As
         judge(history)
 
 
-@pytest.mark.simulated(seeds=14)
+@pytest.mark.simulated(seeds=8)
 async def test_inv_d1_d7_e1_f2_replies_come_to_the_state_at_every_instant_under_all_faults() -> None:
     """B3, M5 to M7: the fixed sample of what `make sim` does by the thousand."""
     await messages.main()

@@ -24,6 +24,7 @@ class ForeignServer(Server):
     """Somebody else's server, named by COTERIE_TEST_POSTGRES: databases, but no verbs that hurt others."""
 
     owned = False
+    _strategy = ""
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)

@@ -124,7 +124,7 @@ def _processes(place: str = "/proc") -> Iterator[tuple[int, list[str]]]:
             yield int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
 
 
-POLL_S = 0.01
+POLL_S = 0.02
 _READY_S = 120.0
 _TRIES = 3
 _UNANSWERED = "is the database up, and reachable from here?"

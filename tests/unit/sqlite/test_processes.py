@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apsw
 
@@ -14,26 +14,38 @@ if TYPE_CHECKING:
     from tests.unit.sqlite.conftest import Child
 
 
-def go(children: list[Child]) -> None:
+ROUNDS = 3
+
+
+def tell(children: list[Child], order: str) -> None:
     for each in children:
         assert each.stdin is not None
-        each.stdin.write("\n")
+        each.stdin.write(f"{order}\n")
         each.stdin.flush()
 
 
+def write_together(children: list[Child]) -> list[dict[str, Any]]:
+    """What each has written in a second, and the longest that it has waited."""
+    tell(children, "go")
+    return [json.loads(each.line()) for each in children]
+
+
+def is_fair(found: list[dict[str, Any]]) -> bool:
+    return all(each["count"] >= 20 and each["longest_s"] < 0.9 for each in found)
+
+
 def test_several_busy_processes_all_make_progress(path: Path, child: Callable[..., Child]) -> None:
-    """SQLite's own waiting served one process and starved the others for the whole run."""
+    """SQLite's own waiting served one process and starved the others, in each round; a busy machine does in some."""
     children = [child("write", f"sqlite:///{path}") for _ in range(4)]
     assert [each.line() for each in children] == ["ready"] * 4
-    go(children)
-    found = [json.loads(each.line()) for each in children]
-    go(children)
+    rounds = [write_together(children)]
+    while not is_fair(rounds[-1]) and len(rounds) < ROUNDS:
+        rounds.append(write_together(children))
+    tell(children, "stop")
     assert [each.wait() for each in children] == [0] * 4
-    counts = sorted(each["count"] for each in found)
-    assert counts[0] >= 20, found
-    assert max(each["longest_s"] for each in found) < 0.9, found
+    assert is_fair(rounds[-1]), rounds
     connection = apsw.Connection(str(path))
-    assert connection.execute("select count(*) from kv").get == sum(counts)
+    assert connection.execute("select count(*) from kv").get == sum(each["count"] for found in rounds for each in found)
     assert connection.pragma("integrity_check") == "ok"
     connection.close()
 
