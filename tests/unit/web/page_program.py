@@ -61,7 +61,8 @@ async def _paid(order: str) -> str:
 
 
 def program(url: str, **settings: Any) -> Cluster:
-    made = Cluster(url, runner_name="anna", shards=3, http_listen=None, **settings)
+    steady = {"lease_ttl": "60s", "stall_limit": "60s"}  # on a busy machine no seat moves
+    made = Cluster(url, runner_name="anna", shards=3, http_listen=None, **{**steady, **settings})
     made.entity(retry=Retry(attempts=1))(Account)
     made.workflow(checkout)
 
