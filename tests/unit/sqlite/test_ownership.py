@@ -14,7 +14,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.clock import ManualClock
 from coterie.storage.interface import Claim, Registration, SeatDeclaration, StateSave
 from coterie.storage.sqlite import seats
-from tests.unit.sqlite.test_processes import go
+from tests.unit.sqlite.test_processes import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +236,7 @@ def test_processes_that_juggle_seats_are_never_granted_the_same_epoch(path: Path
     """INV-F1: registering, taking, giving back and leaving, all at once."""
     children = [child("juggle", f"sqlite:///{path}", letter * 32) for letter in "abcd"]
     assert [each.line() for each in children] == ["ready"] * 4
-    go(children)
+    tell(children, "go")
     granted = [json.loads(each.line()) for each in children]
     assert [each.wait() for each in children] == [0] * 4
     pairs = [(name, epoch) for each in granted for name, epoch in each]
