@@ -114,8 +114,8 @@ async def juggle(url: str, incarnation: str) -> None:
     async with opened(url) as storage:
         say("ready")
         sys.stdin.readline()
-        end = time.monotonic() + 1.5
-        while time.monotonic() < end:
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < 1.5 or (len(granted) < 50 and passed < 60):  # on a busy machine
             async with storage.ownership(incarnation) as session:
                 me = Registration(id=incarnation, name="child", address="", host_id="", groups=())
                 await session.register(me, [SeatDeclaration(f"seat-{n}", "default") for n in range(5)], ttl_s=60)
