@@ -442,32 +442,18 @@ def _refuse_together(settings: Settings) -> None:
             "two renewals must fit into lease_ttl - lease_margin, so that one may fail",
         )
     if settings.stall_limit <= settings.lease_renew:
-        _refuse(
-            settings,
-            "stall_limit",
-            "not longer than",
-            "lease_renew",
-            "the loop is looked at with each renewal",
-        )
+        _refuse(settings, "stall_limit", "not longer than", "lease_renew", "the loop is looked at with each renewal")
     for kept in ("retention", "key_retention"):  # m17
         if getattr(settings, kept) < settings.call_timeout:
-            _refuse(
-                settings,
-                kept,
-                "shorter than",
-                "call_timeout",
-                "results would be gone while callers wait",
-            )
+            _refuse(settings, kept, "shorter than", "call_timeout", "results would be gone while callers wait")
     if (settings.tls_cert is None) != (settings.tls_key is None):
         missing = "tls_key" if settings.tls_key is None else "tls_cert"
         raise ConfigurationError(
-            problem=f"{missing} is missing: tls_cert and tls_key go together",
-            hint=f"set {missing}, or neither",
+            problem=f"{missing} is missing: tls_cert and tls_key go together", hint=f"set {missing}, or neither"
         )
     if settings.tls_ca is not None and settings.tls_cert is None:
         raise ConfigurationError(
-            problem="tls_ca is set without tls_cert: each end proves who it is",
-            hint="set tls_cert and tls_key too",
+            problem="tls_ca is set without tls_cert: each end proves who it is", hint="set tls_cert and tls_key too"
         )
 
 
