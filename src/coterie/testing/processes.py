@@ -246,7 +246,7 @@ class Process:
         deadline, tries = time.monotonic() + _READY_S, _TRIES
         while not await holds(lambda: self._cluster.ready(self)):
             if not self.alive and self.exit_code == 1 and _UNANSWERED in self.tail() and tries > 1:
-                tries -= 1
+                tries -= 1  # its first statement may be late on a busy machine; a supervisor would start it again, too
                 self._launch()
             elif not self.alive:
                 raise RuntimeError(f"{self.name} ended with {self.exit_code} before it was ready:\n{self.tail()}")
