@@ -22,7 +22,7 @@ THERE = frozenset({"23505"})
 _PACKAGE = "coterie.storage.postgres.sql"
 SQL: Mapping[str, str] = {
     **statements.load(_PACKAGE, "ownership.sql"),
-    **statements.load(_PACKAGE, "fence.sql"),
+    **statements.load(_PACKAGE, "fenced_writes.sql"),
     **statements.load(_PACKAGE, "leading.sql"),
     **statements.load(_PACKAGE, "messages.sql"),
     **statements.load(_PACKAGE, "ticks.sql"),

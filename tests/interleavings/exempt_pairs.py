@@ -9,7 +9,7 @@ FILES = {
     "audit.sql": "adds rows only, of which nobody changes or deletes one",
     "fragments.sql": "parts of statements that stand in the other files",
     "inspection.sql": "reads only",
-    "pruning.sql": "reads only: the deletions stand with their tables",
+    "overdue.sql": "reads only: the deletions stand with their tables",
     "server.sql": "reads, and the list of migrations, which one process at a time changes under a lock",
 }
 """Files of statements that take no part in the interleavings."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.postgres
 
-FENCED = [name for name in statements.load("coterie.storage.postgres.sql", "fence.sql") if name != "verify"]
+FENCED = [name for name in statements.load("coterie.storage.postgres.sql", "fenced_writes.sql") if name != "verify"]
 BACKLOG = """
 insert into coterie.runners (id, cluster, name, address, host_id, groups, weight, version, knows)
 select 'r' || n, 'c', '', '', '', '{default}', 1, '', '{}' from generate_series(1, 200) as n;

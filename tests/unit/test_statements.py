@@ -23,7 +23,7 @@ def test_every_statement_has_a_name_and_a_description(file: Path) -> None:
 
 POSTGRES = "coterie.storage.postgres.sql"
 FENCED = {
-    "fence.sql": {"write_states", "claim_states", "put_kv", "swap_kv", "remove_kv"},
+    "fenced_writes.sql": {"write_states", "claim_states", "put_kv", "swap_kv", "remove_kv"},
     "leading.sql": {"save_states", "save_state", "set_aside", "begin_execution", "stamp_executions"},
     "messages.sql": {
         "end_messages",

@@ -279,7 +279,7 @@ def one_save(state: State, seat: str, key: str, value: bytes, version: int) -> s
 
 
 def statement(state: State, bucket: Bucket, arrays: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """What the statements of kv.sql and fence.sql do, on a dict."""
+    """What the statements of kv.sql and fenced_writes.sql do, on a dict."""
     found: list[tuple[Any, ...]] = []
     if bucket.shape == "write_states":
         assert len(set(arrays[3])) == len(arrays[3])

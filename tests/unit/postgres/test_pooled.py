@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.postgres
 
 OWNERSHIP = statements.load("coterie.storage.postgres.sql", "ownership.sql")
-FENCE = statements.load("coterie.storage.postgres.sql", "fence.sql")["verify"]
+FENCE = statements.load("coterie.storage.postgres.sql", "fenced_writes.sql")["verify"]
 
 PATIENT = ConnectionLimits(transaction_s=600)
 """The server ends no idle transaction before a test does."""

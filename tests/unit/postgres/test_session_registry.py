@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.postgres
 
-FENCE = statements.load("coterie.storage.postgres.sql", "fence.sql")["verify"]
+FENCE = statements.load("coterie.storage.postgres.sql", "fenced_writes.sql")["verify"]
 
 
 @asynccontextmanager

@@ -52,7 +52,7 @@ _PAUSE_S = 1.0
 """The pause between two rounds of tries to reach a server."""
 
 
-_PRUNING = statements.load("coterie.storage.postgres.sql", "pruning.sql")
+_OVERDUE = statements.load("coterie.storage.postgres.sql", "overdue.sql")
 
 
 class PostgresStorage(Storage):
@@ -140,7 +140,7 @@ class PostgresStorage(Storage):
     async def overdue(self, *, retention_s: float, key_retention_s: float) -> Mapping[str, float]:
         """How long the oldest row of each table has been overdue for pruning. See `storage.interface.Storage`."""
         self._require_usable()
-        rows = await self.pool.read(_PRUNING["overdue"], self._cluster, retention_s, key_retention_s)
+        rows = await self.pool.read(_OVERDUE["overdue"], self._cluster, retention_s, key_retention_s)
         return {row["name"]: row["late_s"] for row in rows}
 
     async def secret(self) -> bytes:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SQL = {
     name: sql
-    for file in ("kv.sql", "fence.sql", "leading.sql", "messages.sql", "ticks.sql", "units.sql", "audit.sql")
+    for file in ("kv.sql", "fenced_writes.sql", "leading.sql", "messages.sql", "ticks.sql", "units.sql", "audit.sql")
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }
 

@@ -53,7 +53,7 @@ before. With groups of 500 the hundreds of calls in flight between two processes
 process slept while the other worked."""
 
 
-_PRUNING = statements.load("coterie.storage.sqlite.sql", "pruning.sql")
+_OVERDUE = statements.load("coterie.storage.sqlite.sql", "overdue.sql")
 
 
 class SqliteStorage(Storage):
@@ -133,7 +133,7 @@ class SqliteStorage(Storage):
             "key_retention_ns": int(key_retention_s * 1e9),
         }
         rows: list[Any] = await self._main.read(
-            lambda c: c.execute(_PRUNING["overdue"], names).fetchall(), doing="look for what should be gone"
+            lambda c: c.execute(_OVERDUE["overdue"], names).fetchall(), doing="look for what should be gone"
         )
         return {name: (now_ns - at_ns) / 1e9 for name, at_ns in rows if at_ns is not None and at_ns < now_ns}
 

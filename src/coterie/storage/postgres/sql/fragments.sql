@@ -4,6 +4,8 @@
 -- The fence [C1]: a write in the name of a seat proves the seat in the same statement. It locks the runner's own row
 -- `for key share`, then the rows of the seats `for share` in name order, with holder and epoch. Every statement that
 -- moves a seat waits for these locks. Every part that writes joins `held`: a part that does not is not fenced [M3].
+-- Three statements write it out in a form of their own, since no fragment fits: `verify` (fenced_writes.sql), `add_step` and
+-- `wake_due_units` (units.sql). A change to the fence concerns them too.
 
 -- name: me
 -- The runner's own row.
