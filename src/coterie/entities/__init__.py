@@ -31,8 +31,8 @@ process), `broadcast`; `by_name_client` and `by_name_server`, for clients withou
 
 `persisted/`, calls and state that are stored: `sender` (the sender's side), `reply` (from the owner or from storage)
 and `outcome` (which error, pure); `receiver` (hand-overs to the owner), `inbox` (the owner's messages in memory),
-`suspects` (messages that may have killed a runner), `poller` (finds messages in storage); `state` (as committed),
-`transaction` (the user's own SQL) and `commit` (all effects of a handler, before a reply is sent); `api`
+`suspects` (messages that may have killed a runner), `poller` (finds messages in storage);
+`transaction` (the user's own SQL) and `commit` (state and all effects of a handler, before a reply is sent); `api`
 (`cluster.messages`).
 
     stored ──▶ handed over, or polled ──▶ in memory ──▶ handler ──▶ one commit ──▶ replied
