@@ -25,7 +25,7 @@ from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
     from datetime import datetime
 
@@ -302,13 +302,35 @@ class Cluster(Definitions):
         given = [name for name, value in (("at", at), ("delay", delay), ("key", key)) if value is not None]
         if given and not taken.rpc.persisted:
             raise TypeError(f"{taken!r} is not persisted: {given[0]}= is for persisted rpcs")
-        if at is not None and delay is not None:
-            raise TypeError(f"{taken!r} has at= and delay=: give one of them")
-        if at is not None and at.tzinfo is None:
-            raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime.now(UTC)")
+        delay_s = _delay_s(repr(taken), at, delay)
         taken.key = key
-        delay_s = 0.0 if delay is None else to_seconds(delay, what="delay", allow_zero=True)
         return await self._program.entities.send(taken, at=at, delay_s=delay_s)
+
+    async def send_many(
+        self, calls: Iterable[Awaitable[T]], *, at: datetime | None = None, delay: Duration | None = None
+    ) -> list[MessageId[T]]:
+        """Send many persisted calls in few commits: `await cluster.send_many(a.deposit(o, 5) for o in orders)`.
+
+        Inside a handler all of them are stored with the handler's commit, else hundreds with each commit, in order.
+        Keys are those of the rpcs.
+
+        Args:
+            calls: What methods of references returned. All are checked before the first is stored.
+            at: When they are to run: as in `send`.
+            delay: The same, relative to now.
+
+        Returns:
+            The ids, in the order of the calls.
+
+        Raises:
+            TypeError: One of them is not a call of a persisted rpc; nothing is stored.
+            KeyConflict: A key was used before with other arguments. `error.stored` has the ids of the messages that are
+                stored: all that come before it and some that come after.
+            PersistenceError: Some could not be stored. `error.stored` has the ids of those that are for sure.
+        """
+        taken = [require_call(call, what="cluster.send_many", persisted=True) for call in calls]
+        delay_s = _delay_s("cluster.send_many", at, delay)
+        return await self._program.entities.send_many(taken, at=at, delay_s=delay_s)
 
     async def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
         """Wait for the reply to a message that was sent. Raises what the handler raised.
@@ -468,3 +490,12 @@ class Cluster(Definitions):
         names: dict[str | None, str] = {row.id: row.name for row in view.runners}
         split = ((Seat.split(seat.name), seat.holder) for seat in view.seats)
         return {ShardId.parse(name): names.get(holder) for (kind, name), holder in split if kind == "shard"}
+
+
+def _delay_s(what: str, at: datetime | None, delay: Duration | None) -> float:
+    """The delay of a send, in seconds; checks that it has one time at most."""
+    if at is not None and delay is not None:
+        raise TypeError(f"{what} has at= and delay=: give one of them")
+    if at is not None and at.tzinfo is None:
+        raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime.now(UTC)")
+    return 0.0 if delay is None else to_seconds(delay, what="delay", allow_zero=True)

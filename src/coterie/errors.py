@@ -15,7 +15,6 @@
         └── WorkflowFailed  WorkflowInterrupted  WorkflowNotFound  WorkflowEnded  WorkflowTimeout*
 
 Those with a star are a `TimeoutError`, too.
-
 The text lives in the class: an annotation declares a fact, `text` and `advice` are filled from the facts.
 `raise MailboxFull(entity="Account/alice", waiting=1000)` is all that the place of the failure says. Facts are
 plain values, so an error survives pickling (for users' process pools) and the wire (`to_wire`, `from_wire`).
@@ -27,7 +26,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 Outcome = Literal["refused", "unreachable", "unknown"]
 
@@ -67,6 +66,7 @@ class CoterieError(_Declared):
     _known: ClassVar[dict[str, type[CoterieError]]] = {}
 
     hint: str = ""
+    stored: Sequence[str] = ()  # raised by `cluster.send_many`: the ids of the messages that are stored nevertheless
 
     if not TYPE_CHECKING:  # checkers derive the signature from the annotations
 

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 
 from coterie import Cluster, CoterieError, Entity, rpc
 
@@ -80,6 +81,7 @@ def raise_error() -> None:
 
 def fork() -> None:
     """Fork after use, while other threads are calling; each child uses it, too, and ends by itself."""
+    warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # since 3.12, of forks beside threads
     print(echo(0), flush=True)
     over = threading.Event()
 

@@ -101,7 +101,8 @@ def flask_program(*, used_before_the_fork: bool) -> str:
 def gunicorn(folder: Path, url: str, *options: str) -> Iterator[Callable[[str, dict[str, str] | None], object]]:
     """A server of `shop.py`; gives a function that asks it."""
     listening = re.compile(r"Listening at: (http://\S+)")
-    line = [sys.executable, "-m", "gunicorn", *options, "--bind", "127.0.0.1:0", "--no-control-socket", "shop:app"]
+    line = [sys.executable, "-m", "gunicorn", *options, "--bind", "127.0.0.1:0", "--no-control-socket"]
+    line += ["--graceful-timeout", f"{LIMIT_S:.0f}", "shop:app"]  # a worker that hangs at its end is waited for
     path = folder / "gunicorn.log"
     with path.open("wb") as log:
         server = launch(line, death=signal.SIGKILL, output=log, env=environment(url), cwd=folder)
@@ -118,8 +119,12 @@ def gunicorn(folder: Path, url: str, *options: str) -> Iterator[Callable[[str, d
                 return json.load(answer)
 
         yield ask
-        assert end(server, signal.SIGTERM) == 0, path.read_text()
-        assert "Traceback" not in path.read_text(), path.read_text()
+        server.terminate()
+        assert server.wait(LIMIT_S) == 0, path.read_text()
+        said = path.read_text()
+        assert said.count("Worker exiting") == said.count("Booting worker"), said
+        assert "Traceback" not in said, said
+        assert "was sent" not in said, f"a worker was killed:\n{said}"
     finally:
         if server.poll() is None:
             end(server, signal.SIGKILL)

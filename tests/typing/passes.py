@@ -316,6 +316,7 @@ def blocking(account: Account) -> None:
         assert_type(message, MessageId[tuple[int, int]])
         assert_type(c.result(message, timeout=5), tuple[int, int])
         assert_type(c.cancel(message), bool)
+        assert_type(c.send_many(account.pair(n, 2) for n in range(3)), list[MessageId[tuple[int, int]]])
         run = c.start_workflow(checkout, "order-7", id="7")
         assert_type(run, SyncWorkflowHandle[Balance])
         assert_type(run.result(timeout="5s"), Balance)

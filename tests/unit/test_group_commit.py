@@ -527,6 +527,7 @@ async def test_one_that_has_left_is_not_told_of_a_failure_and_its_neighbours_are
         assert left.cancelled()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_forked_while_a_thread_holds_the_lock_can_commit() -> None:
     """P13."""
     with Group._lock:

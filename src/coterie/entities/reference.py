@@ -151,14 +151,17 @@ class Stream(AsyncIterator[T_co]):
         return f"{self.address}.{self.rpc.name}"
 
 
-def require_call(call: object, *, what: str) -> Call[Any]:
-    """Check that an argument is a call, and mark it as sent.
+def require_call(call: object, *, what: str, persisted: bool = False) -> Call[Any]:
+    """Check that an argument is a call, of a persisted rpc if that is asked for, and mark it as sent.
 
     Raises:
         TypeError: It is something else: another coroutine, a stream.
     """
     if not isinstance(call, Call):
         raise TypeError(f"{what} takes a call, such as account.charge(…) on a reference, not {type(call).__name__}")
+    if persisted and not call.rpc.persisted:
+        call.close()
+        raise TypeError(f"{what} takes calls of persisted rpcs, and {call!r} is not persisted: use cluster.send")
     call.mark_sent()
     return call
 

@@ -90,6 +90,18 @@ class EntityRegistry:
         """Send a call that is marked as sent, without waiting for its result."""
         return self._sender(call).send(call, at=at, delay_s=delay_s)
 
+    async def send_many(
+        self, calls: Sequence[Call[Any]], *, at: datetime | None, delay_s: float
+    ) -> list[MessageId[Any]]:
+        """Send persisted calls that are marked as sent, without waiting for their results."""
+        typed = [(call, self._sender(call).entity_type) for call in calls]
+        send = self._acting().calling.persisted.send_many
+        if spans.on:
+            facts = {"coterie.messages": str(len(calls))}
+            ids: list[MessageId[Any]] = await sent("cluster.send_many", "PRODUCER", facts, send, typed, at, delay_s)
+            return ids
+        return await send(typed, at, delay_s)
+
     async def result(self, message_id: str, *, timeout_s: float | None) -> Any:
         """The reply to a message."""
         calling = self._acting().calling

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from coterie.interop.loop_thread import require_blocking, require_threads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
     from datetime import datetime
 
     from coterie.cluster import Cluster
@@ -97,6 +97,14 @@ class SyncCluster:
         """Send a call without waiting for its reply: as `Cluster.send`."""
         with _closing(call):
             return self.run(partial(self._cluster.send, call, at=at, delay=delay, key=key))
+
+    def send_many(
+        self, calls: Iterable[Awaitable[T]], *, at: datetime | None = None, delay: Duration | None = None
+    ) -> list[MessageId[T]]:
+        """Send many persisted calls in few commits: as `Cluster.send_many`."""
+        many = list(calls)  # made here: their making may block
+        with _closing(*many):
+            return self.run(partial(self._cluster.send_many, many, at=at, delay=delay))
 
     def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
         """Wait for the reply to a message: as `Cluster.result`."""
@@ -249,13 +257,14 @@ class SyncWorkflowHandle(Generic[T_co]):
 
 
 @contextmanager
-def _closing(call: Awaitable[Any]) -> Iterator[None]:
-    """Close a call that raised: one that was refused before it was sent needs no warning that it was never awaited."""
+def _closing(*calls: Awaitable[Any]) -> Iterator[None]:
+    """Close calls that raised: one that was refused before it was sent needs no warning that it was never awaited."""
     try:
         yield
     except BaseException:
-        if isinstance(call, Coroutine):
-            call.close()
+        for call in calls:
+            if isinstance(call, Coroutine):
+                call.close()
         raise
 
 

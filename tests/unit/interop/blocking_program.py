@@ -33,7 +33,7 @@ class Account(Entity[None]):
         """Raise what is declared."""
         raise Refused("no")
 
-    @rpc(timeout=FAR)
+    @rpc(timeout="1h")
     async def wait(self, name: str) -> None:
         """Wait for ever, and note how that ended."""
         waits[name] = "waits"

@@ -82,6 +82,8 @@ def test_calls_and_messages(c: SyncCluster) -> None:
     assert c.call(account.deposit("gift", 5)) == "gift: 5"
     with pytest.raises(KeyConflict):
         c.send(account.deposit("gift", 6))
+    many = c.send_many((account.deposit(f"order-{number}", 1) for number in range(3)), delay="1ms")
+    assert [c.result(each, timeout=FAR) for each in many] == ["order-0: 1", "order-1: 1", "order-2: 1"]
     later = c.send(account.deposit("later", 1), delay="1h", key="later-1")
     assert c.cancel(later)
     assert not c.cancel(later)
@@ -187,19 +189,28 @@ async def loop_here() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def test_the_callers_context_is_copied(lone: Cluster) -> None:
+def test_the_callers_context_is_copied_and_the_client_has_its_own(
+    lone: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     variable = contextvars.ContextVar("variable", default="none")
+    clients: list[str] = []
+    new_client = Program.new_client
+
+    def noted(self: Program, *args: Any) -> Any:
+        clients.append(variable.get())
+        return new_client(self, *args)
 
     async def change() -> str:
         before = variable.get()
         variable.set("changed")
         return before
 
+    monkeypatch.setattr(Program, "new_client", noted)
+    variable.set("the caller's")
     with lone.sync() as c:
-        assert c.run(change) == "none", "and the client's own tasks begin with nothing"
-        variable.set("the caller's")
         assert c.run(change) == "the caller's"
-    assert variable.get() == "the caller's"
+        assert c.run(change) == "the caller's"
+    assert (variable.get(), clients) == ("the caller's", ["none"])
 
 
 # Trouble
@@ -298,6 +309,8 @@ def test_a_block_that_has_ended_is_refused(tmp_path: Path) -> None:
             use()
     with c, pytest.raises(TypeError, match=r"cluster\.call takes a call"):
         c.call(asyncio.sleep(0))
+    with c, pytest.raises(TypeError, match=r"Account/alice\.echo is not persisted"):
+        c.send_many([account.deposit("gift", 1), account.echo(1), account.deposit("other", 1)])
     c.disconnect()
 
 

@@ -421,10 +421,10 @@ class CallClient:
 class TypedSender:
     """Sends the calls of references to one entity type, through the client or runner that currently acts."""
 
-    __slots__ = ("_acting", "_type")
+    __slots__ = ("_acting", "entity_type")
 
     def __init__(self, entity_type: EntityType[Any], acting: Callable[[], Client]) -> None:
-        self._type = entity_type
+        self.entity_type = entity_type
         self._acting = acting
 
     def call(self, call: Call[Any], /) -> Coroutine[Any, Any, Any]:
@@ -432,8 +432,8 @@ class TypedSender:
         calling = self._acting().calling
         call_it = calling.persisted.call if call.rpc.persisted else calling.call
         if spans.on:
-            return sent("cluster.call", "CLIENT", facts_of(call), call_it, call, self._type)
-        return call_it(call, self._type)
+            return sent("cluster.call", "CLIENT", facts_of(call), call_it, call, self.entity_type)
+        return call_it(call, self.entity_type)
 
     async def send(self, call: Call[Any], *, at: datetime | None, delay_s: float) -> MessageId[Any]:
         """Send a call without waiting for its result."""
@@ -445,12 +445,12 @@ class TypedSender:
     async def _send(self, call: Call[Any], at: datetime | None, delay_s: float) -> MessageId[Any]:
         calling = self._acting().calling
         if call.rpc.persisted:
-            return await calling.persisted.send(call, self._type, at=at, delay_s=delay_s)
-        return MessageId(await calling.send(call, self._type))
+            return await calling.persisted.send(call, self.entity_type, at=at, delay_s=delay_s)
+        return MessageId(await calling.send(call, self.entity_type))
 
     def stream(self, stream: Stream[Any], /) -> Any:
         """Request the items of a stream."""
-        items = self._acting().calling.stream(stream, self._type)
+        items = self._acting().calling.stream(stream, self.entity_type)
         return read(stream, items) if spans.on else items
 
 

@@ -48,10 +48,11 @@ from coterie.kernel.service import Tasks
 from coterie.kernel.text import require_text
 from coterie.ownership.directory import peer_of
 from coterie.storage.contracts.messages import Insert, Message, MessageRow, Receipt
+from coterie.storage.interface import GROUP_MOST
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from coterie.entities.calls.client import CallClient
@@ -194,6 +195,30 @@ class PersistedSender:
             if receipt.status == "dead":
                 raise dead(await self._row(receipt.id, until_s=until_s))
         return MessageId(receipt.id)
+
+    async def send_many(
+        self, calls: Sequence[tuple[Call[Any], EntityType[Any]]], at: datetime | None, delay_s: float
+    ) -> list[MessageId[Any]]:
+        """Store calls, one group after the other. Inside a handler, as `send` does.
+
+        Raises:
+            CoterieError: The first error of the group in which one failed; its `stored` has the ids that are stored.
+        """
+        ids: list[MessageId[Any]] = []
+        if handling.get() is not None:  # one by one: they are collected in this order
+            return [await self.send(call, entity_type, at=at, delay_s=delay_s) for call, entity_type in calls]
+        for first in range(0, len(calls), GROUP_MOST):
+            group = calls[first : first + GROUP_MOST]
+            # All of them queue in one turn of the loop, so that they share a commit.
+            sends = (self.send(call, entity_type, at=at, delay_s=delay_s) for call, entity_type in group)
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            ids += [each for each in results if not isinstance(each, BaseException)]
+            error = next((each for each in results if isinstance(each, BaseException)), None)
+            if error is not None:
+                if isinstance(error, CoterieError):
+                    error.stored = tuple(ids)
+                raise error
+        return ids
 
     async def result(self, message_id: str, *, within_s: float, rpc_of: Callable[[str, str], Rpc]) -> Any:
         """Wait for the reply to a message.
