@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.client import Client, ClientParts
-from coterie.errors import CoterieError, StorageReplaced
+from coterie.errors import CoterieError, PersistenceError, StorageReplaced
 from coterie.kernel import spans
 from coterie.kernel.ids import Seat, new_incarnation
 from coterie.kernel.retry import Retry
@@ -326,7 +326,7 @@ class Runner(Client):
         self._credentials = credentials_of(self.settings, salt=await self.storage.secret()).encode()
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
-        await self._live()
+        await self._live_first()
         otlp.publish(self._gauges)
         self.tasks.supervise(self._live_again_and_again, name="live again", supervisor=self.supervisor)
 
@@ -365,6 +365,24 @@ class Runner(Client):
         await self._life.start()
         self._missing = ""  # from here on the membership knows
 
+    async def _live_first(self) -> None:
+        """Begin the first life. If this runner waits for its database, it also waits for one that answers too late."""
+        while True:
+            try:
+                return await self._live()
+            except StorageReplaced:
+                raise
+            except PersistenceError as error:
+                if self.storage.on_unreachable is None or error.outcome == "refused":
+                    raise
+                self.storage.on_unreachable(error)
+            self._be_renamed()  # the registration may have been committed
+            await asyncio.sleep(_REBIRTH.delay_s(1, self._parts.chance) or 0)
+
+    def _be_renamed(self) -> None:
+        self.incarnation = new_incarnation(self._parts.chance)
+        self.storage.rename(self.incarnation)
+
     def _has_settled(self) -> None:
         log.info("runner %s has joined and holds %d seats", self.name, len(self.seats))
         self._settled.set()
@@ -398,8 +416,7 @@ class Runner(Client):
             await asyncio.sleep(_REBIRTH.delay_s(attempt, self._parts.chance) or 0)
 
     async def _came_back(self, reason: str) -> bool:
-        self.incarnation = new_incarnation(self._parts.chance)
-        self.storage.rename(self.incarnation)
+        self._be_renamed()
         try:
             await self._live()
         except StorageReplaced:

@@ -45,16 +45,16 @@ def _fresh(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return fresh
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One for all tests of the page."""
+    """One for all tests of a module. While it is open a loop runs in this thread, so that no other test could run."""
     from tests.cluster.browser import opened  # most tests need none
 
     with opened() as browser:
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page_cluster(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageCluster]:
     """The runners that all tests of the page share, so each test acts on things of its own."""
     from tests.cluster.page_cluster import started

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coterie.testing.proxy import free_port
 from tests.cluster.cli_process import Command, command
 from tests.cluster.seat_cluster import STEADY
 
@@ -38,7 +38,7 @@ class PageCluster:
 
     def start(self, name: str) -> None:
         """Start a runner, or one again that was killed: at the same address."""
-        port = self._ports.setdefault(name, _free_port())
+        port = self._ports.setdefault(name, free_port())
         env = {**self._env, "COTERIE_RUNNER_NAME": name, "COTERIE_HTTP_LISTEN": f"127.0.0.1:{port}"}
         self._runners[name] = self._stack.enter_context(command(self._folder, "run", str(PROGRAM), env=env))
 
@@ -65,13 +65,6 @@ class PageCluster:
         subprocess.run([sys.executable, str(PROGRAM)], env={**kept, **self._env}, cwd=self._folder, check=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
-
-
 @contextmanager
 def started(folder: Path) -> Iterator[PageCluster]:
     """Three runners, with something to show; they are gone when the block is left."""
@@ -90,7 +83,7 @@ def started(folder: Path) -> Iterator[PageCluster]:
 @contextmanager
 def hosted(folder: Path, env: dict[str, str]) -> Iterator[str]:
     """An application of its own; it is gone when the block is left."""
-    port, log = _free_port(), folder / "host.log"
+    port, log = free_port(), folder / "host.log"
     kept = {key: value for key, value in os.environ.items() if not key.startswith("COTERIE_")}
     here = ["--app-dir", str(ROOT), "tests.cluster.page_host:application"]
     line = [sys.executable, "-m", "uvicorn", "--port", str(port), *here]

@@ -41,7 +41,7 @@ REFUSED: dict[str, Verb] = {
     "Cluster.next_id": lambda p: p.cluster.next_id(),
 }
 """Commits of their own."""
-SENT = "Cluster.send"
+SENT = {"Cluster.send", "Cluster.send_many"}
 """Part of the commit of an rpc; refused where a transaction ends with its block."""
 STARTED = "Cluster.start_workflow"
 """Part of the commit, see `test_transaction_starts`."""
@@ -131,7 +131,8 @@ class Program:
         found = {name: await refusal(verb(self)) for name, verb in REFUSED.items()}
         await self.cluster.start_workflow(self.flow, 1, id="inside")
         if send:
-            found[SENT] = await refusal(self.cluster.send(self.other.note()))
+            found["Cluster.send"] = await refusal(self.cluster.send(self.other.note()))
+            found["Cluster.send_many"] = await refusal(self.cluster.send_many([self.other.note()]))
         return found
 
 
@@ -174,14 +175,14 @@ async def test_every_verb_that_writes_is_refused_at_once_while_a_transaction_is_
         told |= {who: await answer for who, answer in program.told.items()}
         assert await cluster.workflow_handle(program.flow, "inside").result() == 1, "all three have started the same"
     for who, found in told.items():
-        expected = REFUSED.keys() | ({SENT} if who != "entity" else set()) | ({"Tick.step"} if who == "tick" else set())
+        expected = REFUSED.keys() | (SENT if who != "entity" else set()) | ({"Tick.step"} if who == "tick" else set())
         assert found.keys() == expected
         assert {name: text for name, text in found.items() if "has a transaction open" not in text} == {}, who
 
 
 def test_the_table_knows_every_public_verb() -> None:
     """A new one must be put on either side."""
-    known = {*REFUSED, SENT, STARTED} | {f"{owner}.{name}" for owner, names in OTHERS.items() for name in names}
+    known = {*REFUSED, *SENT, STARTED} | {f"{owner}.{name}" for owner, names in OTHERS.items() for name in names}
     classes = (Cluster, KeyValueStore, Messages, Runners, Singletons, Crons, Workflows, WorkflowHandle)
     public = {
         f"{cls.__name__}.{name}"

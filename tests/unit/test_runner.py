@@ -278,6 +278,29 @@ async def test_an_error_on_the_way_back_delays_it_and_no_more(world: World, monk
         assert runner.failure == ""
 
 
+async def test_a_first_registration_that_is_answered_too_late_is_made_again_if_it_waits_for_its_database(
+    world: World,
+) -> None:
+    late = PersistenceError(doing="register", problem="no answer within 1.33s", outcome="unknown")
+    refused = PersistenceError(doing="register", problem="permission denied", outcome="refused")
+    world.failures.append(late)
+    with pytest.raises(PersistenceError, match=r"1\.33s"):
+        await world.runner().start()
+    world.failures += [late, late]
+    waited: list[PersistenceError] = []
+    patient = world.runner()
+    patient.storage.on_unreachable = waited.append
+    async with patient:
+        assert waited == [late, late]
+        names = cast("FakeStorage", patient.storage).names
+        assert len(set(names)) == 3, "under another incarnation each time: it may have been registered"
+    world.failures.append(refused)
+    hopeless = world.runner()
+    hopeless.storage.on_unreachable = waited.append
+    with pytest.raises(PersistenceError, match="permission denied"):
+        await hopeless.start()
+
+
 async def test_what_keeps_it_from_coming_back_is_in_the_error(world: World) -> None:
     async with world.runner() as runner:
         world.failures += [PersistenceError(doing="register", problem="connection refused")] * 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import tempfile
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from coterie.cli.demo.cluster_view import Stuck
 from coterie.cli.run.worker import Worker, ending
 from coterie.kernel.service import Tasks
-from coterie.testing.proxy import Proxy
+from coterie.testing.proxy import Proxy, free_port
 
 if TYPE_CHECKING:
     from coterie.cli.run.events import Event
@@ -137,7 +136,7 @@ def _network(url: str) -> tuple[dict[str, str], Proxy]:
     """A proxy for one runner, and the environment variables that lead through it."""
     place = urlsplit(url)
     if place.scheme == "sqlite":
-        port = _free_port()
+        port = free_port()
         proxy = Proxy("127.0.0.1", port)
         proxy.start()
         ways = {"COTERIE_LISTEN": f"127.0.0.1:{port}", "COTERIE_ADVERTISE": f"127.0.0.1:{proxy.port}"}
@@ -147,10 +146,3 @@ def _network(url: str) -> tuple[dict[str, str], Proxy]:
     user = f"{place.netloc.rpartition('@')[0]}@" if "@" in place.netloc else ""
     through = urlunsplit(place._replace(netloc=f"{user}127.0.0.1:{proxy.port}"))
     return {"COTERIE_URL": through}, proxy
-
-
-def _free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port: int = opened.getsockname()[1]
-        return port
