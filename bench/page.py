@@ -82,7 +82,7 @@ _SCRIPT = {"EvaluateScript", "FunctionCall", "RunMicrotasks"}
 
 async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
     """Rows for a runner, the server, the files and the browser."""
-    yield await _idle(rounds=rounds, seconds=7 * seconds)
+    yield await _idle(seconds=7 * rounds * seconds)
     spent = multiprocessing.get_context("spawn").Value("d", 0.0)
     async with peers.elsewhere(partial(simulated_cluster.serve, spent), pinned=False) as said:
         pid, url = said.split()
@@ -129,8 +129,11 @@ def _cpu_s(pid: int) -> float:
 # A runner
 
 
-async def _idle(*, rounds: int, seconds: float) -> Row:
-    """Two runners in the same stretches of time, each with a database of its own."""
+async def _idle(*, seconds: float) -> Row:
+    """Two runners in the same stretch of time, each with a database of its own.
+
+    One long stretch: what a runner does once a second falls into the one or the other of short ones.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = folder / "program.py"
@@ -141,23 +144,19 @@ async def _idle(*, rounds: int, seconds: float) -> Row:
             return command(folder, "run", str(program), env=env)
 
         with runner("127.0.0.1:0") as page, runner("off") as none:
-            pids = []
             for each in (page, none):
                 await asyncio.to_thread(each.wait_for, "joined")
-                pids.append(each.process.pid)
             assert "http://127.0.0.1:" in page.said, page.said
             assert "http://" not in none.said, none.said
             await asyncio.sleep(_SETTLED_S)
-            pairs = [await _stretch(pids, seconds) for _ in range(rounds)]
-    added = [ours - raw for ours, raw in pairs]
-    ours, raw = (statistics.median(each) for each in zip(*pairs, strict=True))
-    median = statistics.median(added)
-    ratio = ADDED_MS / max(median, 1e-3)
-    return Addition("idle runner, page / no HTTP", 0, ours, raw, ratio, 1.0, median, max(added), "ms/s")
+            ours, raw = await _busy_ms(page.process.pid, none.process.pid, seconds=seconds)
+    added = ours - raw
+    ratio = ADDED_MS / max(added, 1e-3)
+    return Addition("idle runner, page / no HTTP", 0, ours, raw, ratio, 1.0, added, added, "ms/s")
 
 
-async def _stretch(pids: list[int], seconds: float) -> list[float]:
-    """The CPU time of each, in ms per second."""
+async def _busy_ms(*pids: int, seconds: float) -> list[float]:
+    """The CPU time of each process, in ms per second."""
     began, before = time.perf_counter(), [_cpu_s(pid) for pid in pids]
     await asyncio.sleep(seconds)
     took_s, after = time.perf_counter() - began, [_cpu_s(pid) for pid in pids]
