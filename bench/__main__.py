@@ -7,7 +7,20 @@ import dataclasses
 import json
 import sys
 
-from bench import assignment, calls, crons, kv, messages, ownership, singletons, sync, telemetry, transport, workflows
+from bench import (
+    assignment,
+    calls,
+    crons,
+    kv,
+    messages,
+    ownership,
+    page,
+    singletons,
+    sync,
+    telemetry,
+    transport,
+    workflows,
+)
 from bench.measure import Row, fsync_per_s
 from bench.peers import run
 
@@ -26,6 +39,7 @@ SUITES = {
     "crons": crons.run,
     "workflows": workflows.run,
     "telemetry": telemetry.run,
+    "page": page.run,
 }
 
 
