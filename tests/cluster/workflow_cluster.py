@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
-    from coterie.storage.contracts.units import UnitSnapshot
+    from coterie.storage.contracts.units import StepRow, UnitRow, UnitSnapshot
     from coterie.storage.interface import Storage
     from coterie.testing import Processes
     from tests.cluster.workflow_program import Plan
@@ -92,20 +92,22 @@ class Flowing:
         return all(found.get(run) == "suspended" for run in runs)
 
     async def read(self, runs: Iterable[str]) -> None:
-        """Read what is stored of runs that wait.
-
-        The server may commit what a runner sent before it was killed, once, between the two statements of a reading.
-        """
+        """Read what is stored of runs that wait, whoever holds them: all runners may be dead."""
         for run in runs:
-            loaded = await self.loaded(run)
-            if loaded.row.steps != sum(row.done for row in loaded.steps):
-                loaded = await self.loaded(run)
-            rows = [row for row in loaded.steps if row.kind == "step"]
-            assert [row.name for row in rows] == [f"step {number}" for number in range(len(rows))]
-            assert all(row.done for row in rows), f"a step of {run} is stored and not done: {rows}"
-            done = sum(row.done for row in loaded.steps)  # a gate that was decided, or a nap that is over, too
-            assert loaded.row.steps == done, f"{run} says that {loaded.row.steps} are done: {loaded.steps}"
-            self.stored[run] = [codec_for(str).decode(row.value or b"", what=row.name) for row in rows]
+            row, steps = await self._stored(run)
+            if row.steps != _done(steps):  # the server has just committed what a runner sent before it was killed
+                row, steps = await self._stored(run)
+            rows = [step for step in steps if step.kind == "step"]
+            assert [step.name for step in rows] == [f"step {number}" for number in range(len(rows))]
+            assert all(step.done for step in rows), f"a step of {run} is stored and not done: {rows}"
+            assert row.steps == _done(steps), f"{run} says that {row.steps} are done: {steps}"
+            self.stored[run] = [codec_for(str).decode(step.value or b"", what=step.name) for step in rows]
+
+    async def _stored(self, run: str) -> tuple[UnitRow, Sequence[StepRow]]:
+        unit = self.client._program.workflows.of(flow).unit(run)
+        row = await self.storage.units.get(unit)
+        assert row is not None, f"{run} is not stored"
+        return row, await self.storage.units.steps(unit)
 
     async def loaded(self, run: str) -> UnitSnapshot:
         """All that is stored of a run, as its holder finds it: whoever that is just now."""
@@ -194,6 +196,10 @@ async def flowing(
     opened = processes(FLOWS, runners=runners, url=url, env=env, ready=ready, proxied=False)
     async with opened as cluster, client.connect():
         yield Flowing(cluster, client, journals)
+
+
+def _done(steps: Iterable[StepRow]) -> int:
+    return sum(step.done for step in steps)  # a gate that was decided, or a nap that is over, too
 
 
 @asynccontextmanager
