@@ -5,8 +5,8 @@ With each reading all runners have handled calls, some shards have changed hands
 
 from __future__ import annotations
 
+import copy
 import os
-import pickle
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -123,8 +123,7 @@ class SimulatedCluster:
             singletons=tuple(self._singletons),
             crons=tuple(self._crons),
         )
-        copied: ClusterFacts = pickle.loads(pickle.dumps(facts))
-        return copied
+        return copy.deepcopy(facts)
 
     async def histories(
         self, names: Sequence[str], *, most: int, since: datetime, before: datetime
