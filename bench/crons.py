@@ -34,7 +34,7 @@ from coterie.testing import Server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.cluster.cron_cluster import Befall, Belfry
+    from tests.cluster.cron_cluster import Befall, CronCluster
 
     from bench.measure import Work
 
@@ -114,7 +114,7 @@ async def _minute(engine: str, url: str, folder: Path, *, calm_s: float) -> Asyn
     yield Limit(f"another attempt, {engine}", len(expected), 0, 0, 1, None, again, again, "")
 
 
-async def _through(there: Belfry, befall: Befall, rest_s: float) -> float:
+async def _through(there: CronCluster, befall: Befall, rest_s: float) -> float:
     """The latest tick of those that were due while something befell whoever runs them, in milliseconds."""
     await there.passing(rest_s)
     since_s = (await there.storage.now()).timestamp()

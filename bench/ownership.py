@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from tests.cluster.restart_cluster import Port
-    from tests.cluster.seat_cluster import Stage
+    from tests.cluster.seat_cluster import SeatCluster
 
     from coterie.testing import Process
 
@@ -115,7 +115,9 @@ def _ratio(allowed: float, measured: float) -> float:
 
 
 @asynccontextmanager
-async def _cluster(server: Server, folder: Path, *, log: str = "none", every_s: str = "0.5") -> AsyncIterator[Stage]:
+async def _cluster(
+    server: Server, folder: Path, *, log: str = "none", every_s: str = "0.5"
+) -> AsyncIterator[SeatCluster]:
     database = server.create_database()
     server.execute(f"alter database {database} set log_statement = '{log}'")
     url = server.url(database)
@@ -123,7 +125,7 @@ async def _cluster(server: Server, folder: Path, *, log: str = "none", every_s: 
         yield stage
 
 
-async def _trials(stage: Stage, trials: int, what: str) -> AsyncIterator[Process]:
+async def _trials(stage: SeatCluster, trials: int, what: str) -> AsyncIterator[Process]:
     """One victim after the other, in turn, each from a cluster at rest."""
     for number in range(trials):
         print(f"\r{what}: trial {number + 1} of {trials} ", end="", file=sys.stderr, flush=True)
@@ -133,7 +135,7 @@ async def _trials(stage: Stage, trials: int, what: str) -> AsyncIterator[Process
     print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
 
 
-async def _kill(stage: Stage, victim: Process) -> list[float]:
+async def _kill(stage: SeatCluster, victim: Process) -> list[float]:
     seats = stage.journals.held_by(victim.name)
     struck_ns = now_ns()
     await victim.kill()
@@ -142,7 +144,7 @@ async def _kill(stage: Stage, victim: Process) -> list[float]:
     return unheld
 
 
-async def _leave(stage: Stage, victim: Process) -> list[float]:
+async def _leave(stage: SeatCluster, victim: Process) -> list[float]:
     seats = stage.journals.held_by(victim.name)
     asked_ns = now_ns()
     assert await victim.stop() == 0, victim.tail()
@@ -153,7 +155,7 @@ async def _leave(stage: Stage, victim: Process) -> list[float]:
     return unheld
 
 
-async def _freeze(stage: Stage, victim: Process) -> tuple[list[float], int]:
+async def _freeze(stage: SeatCluster, victim: Process) -> tuple[list[float], int]:
     """Also how many of its writes were accepted after the thaw."""
     seats = stage.journals.held_by(victim.name)
     struck_ns = now_ns()
@@ -166,7 +168,7 @@ async def _freeze(stage: Stage, victim: Process) -> tuple[list[float], int]:
     return unheld, len(stage.late_of(victim, since_ns=thawed_ns))
 
 
-async def _join(stage: Stage) -> tuple[float, list[float]]:
+async def _join(stage: SeatCluster) -> tuple[float, list[float]]:
     """How long a fourth runner takes to get its share, from its registration on; how long seats were unheld."""
     began_ns = now_ns()
     await (stage.runners[3].start() if len(stage.runners) == 4 else stage.cluster.start())
@@ -179,7 +181,7 @@ async def _join(stage: Stage) -> tuple[float, list[float]]:
     return _ms(gained[-1].at_ns - up_ns), [_ms(event.at_ns - drained[event.seat]) for event in gained]
 
 
-async def _taken(stage: Stage, lost_ns: dict[str, int]) -> list[float]:
+async def _taken(stage: SeatCluster, lost_ns: dict[str, int]) -> list[float]:
     """Wait until each seat was granted again after the moment at which it was lost; the times in between."""
 
     def granted() -> dict[str, int]:

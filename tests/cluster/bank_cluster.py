@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from coterie import Cluster, CoterieError
 from coterie.testing import Process, processes
 from coterie.testing.proxy import Proxy, free_port
-from tests.cluster.bank_history import Records, Told, judge
+from tests.cluster.bank_history import PaymentReply, Records, judge
 from tests.cluster.bank_program import ACCOUNTS, SHARDS, Account, program
 from tests.cluster.seat_cluster import NO_HTTP, QUICK
 
@@ -94,7 +94,7 @@ class Branch:
         """One payment of our own, awaited; the runner that made it."""
         number = self._new_number()
         runner = await self.account(one).transfer(number, to, 1)
-        self.records.told[number] = Told("awaited", 0.0, 0.0)
+        self.records.told[number] = PaymentReply("awaited", 0.0, 0.0)
         return runner
 
     async def schedule(self, one: str, *, to: str, delay_s: float) -> MessageId[str]:
@@ -102,7 +102,7 @@ class Branch:
         number = self._new_number()
         payment = self.account(one).transfer(number, to, 1, not_before=time.time() + delay_s)
         message = await self.client.send(payment, delay=delay_s)
-        self.records.told[number] = Told("later", 0.0, 0.0)
+        self.records.told[number] = PaymentReply("later", 0.0, 0.0)
         return message
 
     def _new_number(self) -> int:

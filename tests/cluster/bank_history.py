@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ACKNOWLEDGED = get_args(How)
 
 
-class Told(NamedTuple):
+class PaymentReply(NamedTuple):
     """What a client was told of a payment."""
 
     what: str
@@ -33,7 +33,7 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tried: set[int] = set()
-        self.told: dict[int, Told] = {}
+        self.told: dict[int, PaymentReply] = {}
         self.began: Counter[int] = Counter()
         """How often a handler began with a payment."""
         self.by: dict[str, int] = defaultdict(int)
@@ -70,7 +70,7 @@ class Records:
         elif what == "failed":
             self.failed[str(line["code"])] += 1
         else:
-            self.told[number] = Told(what, float(str(line["at_s"])), float(str(line["took_s"])))
+            self.told[number] = PaymentReply(what, float(str(line["at_s"])), float(str(line["took_s"])))
 
 
 def judge(records: Records, books: Mapping[str, Book]) -> Counter[str]:

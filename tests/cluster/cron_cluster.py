@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError
 from coterie.testing import Process, processes
-from tests.cluster.cron_history import Ring, judge
+from tests.cluster.cron_history import BodyStart, judge
 from tests.cluster.cron_program import names
 from tests.cluster.seat_cluster import NO_HTTP, QUICK, said
 from tests.cluster.seat_history import Journals
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coterie.testing import Processes, Server
     from coterie.testing.postgres import Mode
 
-    Befall = Callable[["Belfry"], Awaitable[None]]
+    Befall = Callable[["CronCluster"], Awaitable[None]]
 
 BELL = Path(__file__).with_name("cron_program.py")
 ROOT = BELL.parent.parent.parent
@@ -40,7 +40,7 @@ FELT = "waits for the database"
 """What a runner says when an outcome cannot be written; without its session it claims nothing [M2]."""
 
 
-class Belfry:
+class CronCluster:
     """The runners, a client in this process, and what all have noted."""
 
     def __init__(
@@ -59,15 +59,15 @@ class Belfry:
         """The database, for our own eyes."""
         return self.client._acting().storage
 
-    def rings(self, bell: str) -> list[Ring]:
+    def rings(self, bell: str) -> list[BodyStart]:
         """Each time that one of them has rung."""
         return self.all_rings()[bell]
 
-    def all_rings(self) -> dict[str, list[Ring]]:
+    def all_rings(self) -> dict[str, list[BodyStart]]:
         """The same of all."""
-        rung: dict[str, list[Ring]] = {bell: [] for bell in self.bells}
+        rung: dict[str, list[BodyStart]] = {bell: [] for bell in self.bells}
         for event in self.journals.of("rang"):
-            rung[event.key].append(Ring.of(event))
+            rung[event.key].append(BodyStart.of(event))
         return rung
 
     async def start(self, n: int = 1, **variables: str) -> list[Process]:
@@ -163,7 +163,7 @@ async def belfry(
     every_s: int = 1,
     takes_s: float = 0.05,
     times: Mapping[str, str] = QUICK,
-) -> AsyncIterator[Belfry]:
+) -> AsyncIterator[CronCluster]:
     """Bells that ring; all ticks are judged at the end."""
     journals = Journals(folder / f"journals-{time.monotonic_ns()}")
     journals.folder.mkdir()
@@ -186,7 +186,7 @@ async def belfry(
         client = Cluster(url)
         bells = [name for way in catch_up for name in names(way, count)]
         async with client.connect():
-            one = Belfry(cluster, client, journals, bells=bells, every_s=every_s)
+            one = CronCluster(cluster, client, journals, bells=bells, every_s=every_s)
             if runners:
                 await one.ringing()
             yield one
@@ -196,7 +196,7 @@ async def belfry(
 # What may befall whoever rings.
 
 
-async def kill(there: Belfry) -> None:
+async def kill(there: CronCluster) -> None:
     """SIGKILL."""
     victim = await there.ringer()
     await victim.kill()
@@ -204,7 +204,7 @@ async def kill(there: Belfry) -> None:
     await victim.start()
 
 
-async def freeze(there: Belfry) -> None:
+async def freeze(there: CronCluster) -> None:
     """SIGSTOP, and SIGCONT when another one rings: what it still has in its hands is refused."""
     victim = await there.ringer()
     await victim.freeze()
@@ -215,7 +215,7 @@ async def freeze(there: Belfry) -> None:
         await victim.start()
 
 
-async def roll(there: Belfry) -> None:
+async def roll(there: CronCluster) -> None:
     """All leave by SIGTERM and come again, one after the other."""
     for each in there.runners:
         assert await each.stop() == 0, each.tail()
@@ -226,7 +226,7 @@ async def roll(there: Belfry) -> None:
 def restart(server: Server) -> Befall:
     """The database crashes and comes again when an outcome could not be written, then the same in good order."""
 
-    async def restarted(there: Belfry) -> None:
+    async def restarted(there: CronCluster) -> None:
         modes: tuple[Mode, ...] = ("immediate", "fast")
         for mode in modes:
             await there.ringing()

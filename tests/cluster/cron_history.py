@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.cluster.seat_history import Event
 
 
-class Ring(NamedTuple):
+class BodyStart(NamedTuple):
     """That a body began."""
 
     tick_s: int
@@ -27,7 +27,7 @@ class Ring(NamedTuple):
     began_s: float
 
     @classmethod
-    def of(cls, event: Event) -> Ring:
+    def of(cls, event: Event) -> BodyStart:
         """As a process has noted it."""
         more = event.more
         return cls(int(more["tick_s"]), int(more["attempt"]), event.epoch, float(more["began_s"]))
@@ -51,7 +51,7 @@ def by_tick(rows: Iterable[TickRow], *, until: datetime, every_s: int = 1) -> di
 
 
 def judge(
-    rows: Iterable[TickRow], rings: Iterable[Ring], *, since: datetime, until: datetime, every_s: int = 1
+    rows: Iterable[TickRow], rings: Iterable[BodyStart], *, since: datetime, until: datetime, every_s: int = 1
 ) -> Counter[str]:
     """Raise an AssertionError if a tick has no outcome or two, or if a body ran that had no right to; what there was.
 
@@ -68,7 +68,7 @@ def judge(
     _require_none("was invented", {tick for tick in found.keys() - expected if tick <= last})
     _require_none("has two outcomes", {tick for tick, its in found.items() if len(its) > 1})
     _require_none("has no outcome", {tick for tick in expected if found[tick][0].outcome is None})
-    rung: dict[int, list[Ring]] = defaultdict(list)
+    rung: dict[int, list[BodyStart]] = defaultdict(list)
     for ring in sorted(rings, key=lambda ring: (ring.attempt, ring.epoch)):
         rung[ring.tick_s].append(ring)
     _require_none("rang for nobody", {tick for tick in rung if tick <= last} - found.keys())
@@ -78,7 +78,7 @@ def judge(
     return counts + Counter(again=sum(found[tick][0].attempt > 1 for tick in expected))
 
 
-def _judge_attempts(row: TickRow, rings: Sequence[Ring]) -> None:
+def _judge_attempts(row: TickRow, rings: Sequence[BodyStart]) -> None:
     """A body ran once for each attempt at most, each by another holder than the one before, and the last one ended."""
     told = f"{row.at:%H:%M:%S} of {row.name}: {row.outcome} at attempt {row.attempt}, {rings}"
     attempts, epochs = [ring.attempt for ring in rings], [ring.epoch for ring in rings]
@@ -96,7 +96,7 @@ def _require_none(problem: str, ticks: Iterable[int]) -> None:
     assert not wrong, f"{len(wrong)} times a tick {problem}, such as {wrong[:5]}"
 
 
-def late_s(rings: Iterable[Ring], *, since_s: float = 0.0, until_s: float = math.inf) -> list[float]:
+def late_s(rings: Iterable[BodyStart], *, since_s: float = 0.0, until_s: float = math.inf) -> list[float]:
     """How long after its instant the last attempt of each tick began, of those due in a time.
 
     By the clock of this machine, which is the database's too. The last attempt is the one that was not cut short.

@@ -33,7 +33,7 @@ TAKES_S = float(os.environ.get("BELL_TAKES_S", "0"))
 DIE = os.environ.get("BELL_DIE", "")
 
 
-class Ringer:
+class CronBodies:
     """Whoever rings in this process."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def names(catch_up: str, count: int) -> list[str]:
 def main() -> None:
     if DIE and not DIE.startswith("in body"):
         kill_points.install(DIE)
-    cluster, ringer = Cluster(), Ringer()
+    cluster, ringer = Cluster(), CronBodies()
     for way in CATCH_UP:
         for name in names(way, COUNT):
             define = cluster.cron(name, SCHEDULE, catch_up=cast("Literal['latest', 'all', 'none']", way))

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from coterie.testing import Processes, Server
 
-    Befall = Callable[["Crew"], Awaitable[list[float]]]
+    Befall = Callable[["LeaderCluster"], Awaitable[list[float]]]
 
 LEADING = Path(__file__).with_name("leader_program.py")
 ROOT = LEADING.parent.parent.parent
 
 
-class Crew:
+class LeaderCluster:
     """Three runners, and what they have noted."""
 
     def __init__(self, cluster: Processes, journals: Journals) -> None:
@@ -113,7 +113,7 @@ def _ms(one: Event, other: Event) -> float:
 @asynccontextmanager
 async def crew(
     url: str, folder: Path, *, times: Mapping[str, str] = QUICK, proxied: bool = True, block_s: float = 100.0
-) -> AsyncIterator[Crew]:
+) -> AsyncIterator[LeaderCluster]:
     """A crew at work; judged at the end."""
     journals = Journals(folder / f"journals-{time.monotonic_ns()}")
     journals.folder.mkdir()
@@ -130,7 +130,7 @@ async def crew(
         return any(event.more["pid"] == process.pid for event in ups)
 
     async with processes(LEADING, runners=3, url=url, env=env, ready=ready, proxied=proxied) as cluster:
-        one = Crew(cluster, journals)
+        one = LeaderCluster(cluster, journals)
         await one.led()
         yield one
         await one.led()
@@ -140,7 +140,7 @@ async def crew(
 # What may befall it. Each gives the gaps that it caused.
 
 
-async def kill(crew: Crew) -> list[float]:
+async def kill(crew: LeaderCluster) -> list[float]:
     """SIGKILL."""
     leader, grant = await crew.led()
     at_ns = now_ns()
@@ -150,7 +150,7 @@ async def kill(crew: Crew) -> list[float]:
     return crew.gaps(since_ns=at_ns)
 
 
-async def freeze(crew: Crew) -> list[float]:
+async def freeze(crew: LeaderCluster) -> list[float]:
     """SIGSTOP, and SIGCONT when another one leads: nothing that it still writes is accepted."""
     leader, grant = await crew.led()
     at_ns = now_ns()
@@ -161,7 +161,7 @@ async def freeze(crew: Crew) -> list[float]:
     return crew.gaps(since_ns=at_ns)
 
 
-async def cut(crew: Crew) -> list[float]:
+async def cut(crew: LeaderCluster) -> list[float]:
     """No way to the database, silently; healed when another one leads."""
     leader, grant = await crew.led()
     at_ns = now_ns()
@@ -172,7 +172,7 @@ async def cut(crew: Crew) -> list[float]:
     return crew.gaps(since_ns=at_ns)
 
 
-async def block(crew: Crew) -> list[float]:
+async def block(crew: LeaderCluster) -> list[float]:
     """A loop that is blocked until another one leads."""
     unblock = crew.cluster.directory / "unblock"
     unblock.unlink(missing_ok=True)
@@ -188,7 +188,7 @@ async def block(crew: Crew) -> list[float]:
 def restart(server: Server) -> Befall:
     """The database restarts: whoever led leads on, unless that takes longer than trust lasts."""
 
-    async def restarted(crew: Crew) -> list[float]:
+    async def restarted(crew: LeaderCluster) -> list[float]:
         await crew.led()
         at_ns = now_ns()
         server.restart()
@@ -198,7 +198,7 @@ def restart(server: Server) -> Befall:
     return restarted
 
 
-async def roll(crew: Crew) -> list[float]:
+async def roll(crew: LeaderCluster) -> list[float]:
     """All three leave by SIGTERM and come again, one after the other."""
     await crew.led()
     at_ns = now_ns()

@@ -32,7 +32,7 @@ STEADY = {"COTERIE_LEASE_TTL": "60s", "COTERIE_LEASE_RENEW": "250ms", "COTERIE_S
 """Ten times the defaults, for tests in which no seat may move, on however busy a machine."""
 
 
-class Stage:
+class SeatCluster:
     """Holders, and what they have noted."""
 
     def __init__(self, cluster: Processes, journals: Journals, *, seats: int) -> None:
@@ -88,7 +88,7 @@ async def holders(
     times: Mapping[str, str] = QUICK,
     proxied: bool = True,
     **variables: str,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[SeatCluster]:
     """Holders on a database, settled and writing; what they have noted is judged at the end."""
     journals = Journals(folder / f"journals-{time.monotonic_ns()}")
     journals.folder.mkdir()
@@ -98,7 +98,7 @@ async def holders(
         return journals.of("up", runner=process.name)
 
     async with processes(HOLDER, runners=0, url=url, env=env, ready=ready, proxied=proxied) as cluster:
-        stage = Stage(cluster, journals, seats=seats)
+        stage = SeatCluster(cluster, journals, seats=seats)
         await cluster.start(runners)
         await stage.settled()
         if variables.get("HOLDER_EVERY_S") != "0":
@@ -107,11 +107,11 @@ async def holders(
         stage.judged()
 
 
-def others(stage: Stage, process: Process) -> list[Process]:
+def others(stage: SeatCluster, process: Process) -> list[Process]:
     return [each for each in stage.runners if each is not process]
 
 
-def held(stage: Stage) -> dict[str, int]:
+def held(stage: SeatCluster) -> dict[str, int]:
     """The seats that are held, with their epochs."""
     return {seat: grant.epoch for seat, grant in stage.journals.holders().items()}
 
@@ -121,7 +121,7 @@ def said(processes: Iterable[Process], text: str) -> list[str]:
     return [line for process in processes for line in process.log if text in line]
 
 
-async def comes_back(stage: Stage, victim: Process, *, since_ns: int) -> bool:
+async def comes_back(stage: SeatCluster, victim: Process, *, since_ns: int) -> bool:
     """Wait until a runner holds seats again, under another incarnation; False: it was ended while frozen [C3]."""
 
     def back() -> bool:

@@ -62,7 +62,7 @@ class Journal:
         os.write(self._file, json.dumps({"what": what, "at_ns": now_ns(), **fields}).encode() + b"\n")
 
 
-class Sitter:
+class SeatWriter:
     """Whoever sits on one seat."""
 
     def __init__(self, tenure: Tenure, *, states: StateStore, journal: Journal, tasks: Tasks) -> None:
@@ -183,8 +183,8 @@ class Holder(Runner):
         loop.add_signal_handler(signal.SIGUSR1, self._block)
         loop.add_signal_handler(signal.SIGUSR2, self._fork)
 
-    def _sit(self, tenure: Tenure) -> Sitter:
-        return Sitter(tenure, states=self.storage.states, journal=self._journal, tasks=self._sitting)
+    def _sit(self, tenure: Tenure) -> SeatWriter:
+        return SeatWriter(tenure, states=self.storage.states, journal=self._journal, tasks=self._sitting)
 
     async def _start(self) -> None:
         await super()._start()

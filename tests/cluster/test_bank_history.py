@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.bank_history import Records, Told, judge
+from tests.cluster.bank_history import PaymentReply, Records, judge
 from tests.cluster.bank_program import OPENING, Book
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def records(tmp_path: Path) -> Records:
     """Payment 1 was sent, 2 was refused, and the client of 3 died."""
     records = Records(tmp_path)
     records.tried |= {1, 2, 3}
-    records.told = {1: Told("sent", 0.0, 0.1), 2: Told("refused", 0.0, 0.1)}
+    records.told = {1: PaymentReply("sent", 0.0, 0.1), 2: PaymentReply("refused", 0.0, 0.1)}
     return records
 
 

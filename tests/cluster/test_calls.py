@@ -26,7 +26,7 @@ SLACK_S = 60.0  # beyond the deadline, for a machine that is busy: what hangs, h
 
 
 @dataclass
-class Stage:
+class CallCluster:
     """Runners, a client of theirs in this process, and what it was told."""
 
     tellers: Processes
@@ -77,19 +77,19 @@ class Stage:
 @asynccontextmanager
 async def tellers(
     url: str, folder: Path, *, runners: int = 3, times: Mapping[str, str] = QUICK, version: int = 1
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[CallCluster]:
     journals = folder / "journals"
     journals.mkdir()
     env = {"TELLER_JOURNAL": str(journals), "COTERIE_SHARDS": str(SHARDS), "COTERIE_DRAIN": "5s", **NO_HTTP, **times}
     client = program(Cluster(url, shards=SHARDS), version=version)
     async with processes(TELLER, runners=runners, url=url, env=env) as cluster, client.connect():
-        stage = Stage(cluster, client, journals, Account if version == 1 else NewerAccount)
+        stage = CallCluster(cluster, client, journals, Account if version == 1 else NewerAccount)
         await until_shared(stage, runners)
         yield stage
         stage.judge()
 
 
-async def until_shared(stage: Stage, runners: int) -> None:
+async def until_shared(stage: CallCluster, runners: int) -> None:
     """All runners answer calls."""
 
     async def shared() -> bool:
@@ -138,12 +138,12 @@ async def test_f6_a_rolling_deploy_fails_no_call(url_by_day: str, tmp_path: Path
         assert len(stage.told) > 100
 
 
-async def steady(stage: Stage, client: int, over: asyncio.Event) -> None:
+async def steady(stage: CallCluster, client: int, over: asyncio.Event) -> None:
     while not over.is_set():
         await stage.call(f"account-{client}", think_s=0.01, timeout=120.0)
 
 
-async def known(stage: Stage, runners: int) -> bool:
+async def known(stage: CallCluster, runners: int) -> bool:
     return len(await stage.owners()) == runners
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coterie.storage.contracts.ticks import TickRow
-from tests.cluster.cron_history import Ring, due, judge, late_s
+from tests.cluster.cron_history import BodyStart, due, judge, late_s
 
 BEGAN = 1_800_000_000
 
@@ -31,15 +31,15 @@ def skipped(first: int, last: int, **more: Any) -> TickRow:
     return row(first, outcome="skipped", **(told | more))
 
 
-def ring(second: int, *, attempt: int = 1, epoch: int = 1) -> Ring:
-    return Ring(BEGAN + second, attempt, epoch, BEGAN + second + attempt / 100)
+def ring(second: int, *, attempt: int = 1, epoch: int = 1) -> BodyStart:
+    return BodyStart(BEGAN + second, attempt, epoch, BEGAN + second + attempt / 100)
 
 
 ROWS = [row(1), row(2, attempt=2, epoch=2), skipped(3, 5, epoch=2), row(6, epoch=2)]
 RINGS = [ring(1), ring(2), ring(2, attempt=2, epoch=2), ring(6, epoch=2)]
 
 
-def judged(rows: list[TickRow], rings: list[Ring]) -> dict[str, int]:
+def judged(rows: list[TickRow], rings: list[BodyStart]) -> dict[str, int]:
     return judge(rows, rings, since=at(0.5), until=at(6.2))
 
 
@@ -73,7 +73,7 @@ def test_a_tick_that_was_begun_again_and_ticks_that_share_a_row_are_right() -> N
     ],
 )
 def test_inv_c1_what_is_lost_doubled_or_without_right_is_found(
-    rows: list[TickRow], rings: list[Ring], why: str
+    rows: list[TickRow], rings: list[BodyStart], why: str
 ) -> None:
     with pytest.raises(AssertionError, match=why):
         judged(rows, rings)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from coterie.testing import Process
     from coterie.testing.database import Way
-    from tests.cluster.seat_cluster import Stage
+    from tests.cluster.seat_cluster import SeatCluster
 
 pytestmark = pytest.mark.postgres
 
@@ -44,7 +44,7 @@ async def test_m1_a_server_that_crashes_and_a_session_that_falls_silent_move_no_
         assert not said(stage.runners, "was evicted")
 
 
-def dedicated(server: Server, url: str, stage: Stage, process: Process) -> int:
+def dedicated(server: Server, url: str, stage: SeatCluster, process: Process) -> int:
     """The port from which the server sees the newest dedicated session of a runner; 0 if there is none."""
     incarnation = stage.journals.of("granted", runner=process.name)[-1].incarnation
     rows = server.execute(

@@ -34,7 +34,7 @@ LONG_S = 600.0  # no call of these tests ends by this deadline
 PROMPT_S = 120.0  # far below it, and far above what a loaded machine needs
 
 
-class Desk:
+class EchoHandler:
     """Echoes, keeps without an answer, or tells how many it keeps."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def transport(shield: str, incarnation: str, *, limits: TransportLimits | None =
     return Peers(
         me=Identity("processes", incarnation),
         wire=(Sealed if shield == "sealed" else TcpWire)(Settings.load({"url": "sqlite://"}, environ={})),
-        handler=Desk(),
+        handler=EchoHandler(),
         secrets=secrets,
         chance=Random(),
         limits=limits,

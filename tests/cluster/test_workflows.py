@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.cluster.workflow_cluster import Flowing
+    from tests.cluster.workflow_cluster import WorkflowCluster
 
 
 OFTEN = {"COTERIE_LEASE_RENEW": "250ms"}
@@ -92,7 +92,7 @@ async def test_wfm_03_wfm_08_what_waits_survives_the_death_of_everybody(url_by_d
         assert min(slept_s(there, run) for run, plan in timed.items() if plan.nap) >= nap_s - EARLY_S
 
 
-async def begin_timed(there: Flowing) -> tuple[int, dict[str, Plan]]:
+async def begin_timed(there: WorkflowCluster) -> tuple[int, dict[str, Plan]]:
     """Begin runs that sleep, or wait for so long; all of them wait when this returns.
 
     If one was over before the last one was begun, on a busy machine, others are begun that wait for longer.
@@ -106,7 +106,7 @@ async def begin_timed(there: Flowing) -> tuple[int, dict[str, Plan]]:
     raise AssertionError("what waits for half a minute is over before all of it waits")
 
 
-def slept_s(there: Flowing, run: str) -> float:
+def slept_s(there: WorkflowCluster, run: str) -> float:
     """How long it was from the step before a nap until the one after it."""
     saw = [each.at_ns for each in there.effects("saw") if (each.run, each.step) == (run, 1)]
     ran = [each.at_ns for each in there.effects("ran") if (each.run, each.step) == (run, 2)]
@@ -191,7 +191,7 @@ async def clients_die_at(moments: Sequence[str], url: str, folder: Path) -> None
         there.judge()
 
 
-async def ends(there: Flowing, run: str, *, interrupted: bool) -> None:
+async def ends(there: WorkflowCluster, run: str, *, interrupted: bool) -> None:
     """Wait for the end of a run; one that was interrupted is undone."""
     if not interrupted:
         await there.finish([run])

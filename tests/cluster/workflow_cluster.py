@@ -33,7 +33,7 @@ ROOT = FLOWS.parent.parent.parent
 EVERY_S = 1.0
 
 
-class Flowing:
+class WorkflowCluster:
     """The runners, a client in this process, and what all have noted."""
 
     def __init__(self, cluster: Processes, client: Cluster, journals: Journals) -> None:
@@ -175,7 +175,7 @@ def stamps_of(run: str, plan: Plan, given: Sequence[str]) -> dict[str, list[str]
 @asynccontextmanager
 async def flowing(
     url: str, folder: Path, *, runners: int = 3, takes_s: float = 0.0, times: Mapping[str, str] = QUICK
-) -> AsyncIterator[Flowing]:
+) -> AsyncIterator[WorkflowCluster]:
     """Runners of flows."""
     journals = Journals(folder / f"journals-{time.monotonic_ns()}")
     journals.folder.mkdir()
@@ -195,7 +195,7 @@ async def flowing(
 
     opened = processes(FLOWS, runners=runners, url=url, env=env, ready=ready, proxied=False)
     async with opened as cluster, client.connect():
-        yield Flowing(cluster, client, journals)
+        yield WorkflowCluster(cluster, client, journals)
 
 
 def _done(steps: Iterable[StepRow]) -> int:
@@ -203,7 +203,7 @@ def _done(steps: Iterable[StepRow]) -> int:
 
 
 @asynccontextmanager
-async def killing(there: Flowing) -> AsyncIterator[list[int]]:
+async def killing(there: WorkflowCluster) -> AsyncIterator[list[int]]:
     """A SIGKILL each second, and another runner in the place of the dead one, while the block lasts; who was killed."""
     killed: list[int] = []
     async with asyncio.TaskGroup() as group:
@@ -212,7 +212,7 @@ async def killing(there: Flowing) -> AsyncIterator[list[int]]:
         task.cancel()
 
 
-async def _kill_on(there: Flowing, killed: list[int]) -> None:
+async def _kill_on(there: WorkflowCluster, killed: list[int]) -> None:
     """Who has lived longest dies, unless nothing was done since the last kill, or nobody else is there yet.
 
     One that dies before others have seen it alive is replaced when its lease has run out, by one that has watched it

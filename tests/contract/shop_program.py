@@ -19,7 +19,7 @@ class Refused(Exception):
     """Declared."""
 
 
-class Stage:
+class HandlerControls:
     """Where handlers and tests meet."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Stage:
         """What handlers left running."""
 
 
-stage = Stage()
+stage = HandlerControls()
 
 
 @dataclass

@@ -27,7 +27,7 @@ SOON = Retry(3, base="1ms")
 MUCH_LATER = Retry(2, base="1h", max="1h")
 
 
-class World:
+class HandlerControls:
     """What handlers do at the moment."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class World:
         self.tried = 0
 
 
-world = World()
+world = HandlerControls()
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Patient(Entity[Visits]):
 @pytest.fixture(autouse=True)
 def rare_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "_EVERY_S", 3600.0)
-    monkeypatch.setattr(f"{__name__}.world", World())
+    monkeypatch.setattr(f"{__name__}.world", HandlerControls())
 
 
 @pytest.fixture(params=["memory", "file", pytest.param("postgres", marks=pytest.mark.postgres)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from tests.contract.test_unreadable import Hand, hand
+from tests.contract.test_unreadable import TableWriter, hand
 from tests.contract.units import (
     S2,
     end_unit,
@@ -115,7 +115,9 @@ async def test_the_value_of_a_former_life_ends_nothing(storage: Storage, runner_
     assert not waiting.done
 
 
-async def test_rows_of_an_older_version_show_what_is_known(storage: Storage, runner_a: Ownership, hand: Hand) -> None:
+async def test_rows_of_an_older_version_show_what_is_known(
+    storage: Storage, runner_a: Ownership, hand: TableWriter
+) -> None:
     claim = await grant(runner_a)
     await start_unit(storage)
     done = await write_step(storage, claim, U, 0)

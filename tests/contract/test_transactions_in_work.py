@@ -15,7 +15,7 @@ from coterie.entities.persisted import poller
 from coterie.storage.user_transaction import UserTransaction
 from coterie.testing import probe
 from tests.contract import shop_program
-from tests.contract.shop_program import Clerk, Refused, Shop, Stage, audited, books, running
+from tests.contract.shop_program import Clerk, HandlerControls, Refused, Shop, audited, books, running
 from tests.contract.test_states import evict
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    stage = Stage()
+def stage(monkeypatch: pytest.MonkeyPatch) -> HandlerControls:
+    stage = HandlerControls()
     monkeypatch.setattr(shop_program, "stage", stage)
     return stage
 
@@ -126,7 +126,9 @@ async def test_what_would_wait_for_its_own_locks_is_refused_at_once(cluster: Clu
 
 
 @pytest.mark.parametrize("method", ["forget_to_leave", "leave_running"])
-async def test_a_handler_that_ends_inside_of_its_block_fails(cluster: Cluster, stage: Stage, method: str) -> None:
+async def test_a_handler_that_ends_inside_of_its_block_fails(
+    cluster: Cluster, stage: HandlerControls, method: str
+) -> None:
     """All of it is undone, and what it left running is told."""
     with pytest.raises(RemoteError, match=f"Shop/a.{method} has ended inside of its transaction"):
         await getattr(cluster.ref(Shop, "a"), method)(1)
@@ -137,7 +139,9 @@ async def test_a_handler_that_ends_inside_of_its_block_fails(cluster: Cluster, s
     assert await audited(cluster) == []
 
 
-async def test_outside_of_its_block_and_of_its_handler_it_cannot_be_used(cluster: Cluster, stage: Stage) -> None:
+async def test_outside_of_its_block_and_of_its_handler_it_cannot_be_used(
+    cluster: Cluster, stage: HandlerControls
+) -> None:
     said = ["a transaction of Shop/a.use_late is used outside of its block"] * 2
     assert await cluster.ref(Shop, "a").use_late(1) == said
     stage.go.set()
@@ -149,7 +153,7 @@ async def test_outside_of_its_block_and_of_its_handler_it_cannot_be_used(cluster
     assert await books(cluster) == (1, [1])
 
 
-async def test_what_a_volatile_handler_left_running_sends_by_itself(cluster: Cluster, stage: Stage) -> None:
+async def test_what_a_volatile_handler_left_running_sends_by_itself(cluster: Cluster, stage: HandlerControls) -> None:
     """No commit comes any more with which it could be stored: it must not be lost."""
     await cluster.ref(Clerk, "a").send_later(1)
     stage.go.set()
@@ -178,7 +182,9 @@ async def test_only_an_rpc_has_one(cluster: Cluster) -> None:
 # What goes wrong
 
 
-async def test_past_the_limit_nothing_is_written_and_a_stored_message_is_tried_again(place: str, stage: Stage) -> None:
+async def test_past_the_limit_nothing_is_written_and_a_stored_message_is_tried_again(
+    place: str, stage: HandlerControls
+) -> None:
     """C3, m18: the handler hangs inside of its block."""
     async with running(place, transaction_limit="2s") as cluster:
         ordering = asyncio.create_task(cluster.ref(Shop, "a").order(1, "wait"))
@@ -195,7 +201,9 @@ async def test_past_the_limit_nothing_is_written_and_a_stored_message_is_tried_a
         assert stage.runs == 3
 
 
-async def test_a_caller_that_gives_up_takes_its_volatile_handler_with_it(cluster: Cluster, stage: Stage) -> None:
+async def test_a_caller_that_gives_up_takes_its_volatile_handler_with_it(
+    cluster: Cluster, stage: HandlerControls
+) -> None:
     """What it did is undone."""
     calling = asyncio.create_task(cluster.ref(Shop, "a").order_volatile(1, "wait"))
     async with asyncio.timeout(120):
@@ -211,7 +219,7 @@ async def test_a_caller_that_gives_up_takes_its_volatile_handler_with_it(cluster
 @pytest.mark.parametrize("happened", [True, False], ids=["committed", "not committed"])
 @pytest.mark.parametrize("method", ["order", "order_volatile"])
 async def test_a_commit_whose_answer_is_lost_counts_once(
-    cluster: Cluster, stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str, happened: bool
+    cluster: Cluster, stage: HandlerControls, monkeypatch: pytest.MonkeyPatch, method: str, happened: bool
 ) -> None:
     """GAP-16, 0.6: nobody takes it for done or for failed: storage tells, whoever asks."""
     right = UserTransaction.commit
@@ -242,7 +250,9 @@ async def test_a_commit_whose_answer_is_lost_counts_once(
 
 
 @pytest.mark.postgres
-async def test_a_connection_that_breaks_inside_of_the_block_costs_an_attempt(postgres_url: str, stage: Stage) -> None:
+async def test_a_connection_that_breaks_inside_of_the_block_costs_an_attempt(
+    postgres_url: str, stage: HandlerControls
+) -> None:
     async with running(postgres_url) as cluster:
         ordering = asyncio.create_task(cluster.ref(Shop, "a").order(1, "wait"))
         async with asyncio.timeout(120):
@@ -260,7 +270,7 @@ async def test_a_connection_that_breaks_inside_of_the_block_costs_an_attempt(pos
         assert await audited(cluster) == [1]
 
 
-async def test_a_former_owner_commits_nothing(place: str, stage: Stage) -> None:
+async def test_a_former_owner_commits_nothing(place: str, stage: HandlerControls) -> None:
     """C1, INV-F2: its shard went to another runner while its handler was inside of the block.
 
     It has only read until then: on SQLite what moves a seat waits for whoever writes.

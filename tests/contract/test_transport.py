@@ -14,7 +14,7 @@ import pytest
 from coterie.errors import MailboxFull, MalformedMessage, RemoteError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.transport.interface import PeerAddress
 from coterie.transport.streams import ITEM_BYTES
-from tests.contract.transports import BROKEN, COUNT, ECHO, FAIL, KEEP, QUICK, Runner, World, play, until
+from tests.contract.transports import BROKEN, COUNT, ECHO, FAIL, KEEP, QUICK, Runner, TransportRunners, play, until
 from tests.support.loop_time import LoopTime
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def perform(request: pytest.FixtureRequest, tmp_path: Path) -> Play:
     return partial(play, request.param, folder=tmp_path)
 
 
-async def pair(world: World, **options: Any) -> tuple[Runner, Runner]:
+async def pair(world: TransportRunners, **options: Any) -> tuple[Runner, Runner]:
     server = await world.runner(name="server", **options)
     client = await world.runner(name="client", **options)
     return client, server
@@ -48,7 +48,7 @@ async def outcome(call: Any) -> Any:
 
 
 def test_a_request_gets_its_reply_both_ways_over_one_connection(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         assert await client.request(server, ECHO, b"there") == b"there"
         assert await server.request(client, ECHO, b"and back") == b"and back"
@@ -59,7 +59,7 @@ def test_a_request_gets_its_reply_both_ways_over_one_connection(perform: Play) -
 
 
 def test_replies_find_their_callers_in_any_order(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         calls = [asyncio.ensure_future(client.request(server, KEEP, b"%d" % number)) for number in range(200)]
         await until(lambda: len(server.desk.kept) == 200)
@@ -73,7 +73,7 @@ def test_replies_find_their_callers_in_any_order(perform: Play) -> None:
 
 
 def test_a_failure_arrives_as_the_error_that_it_was(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         error = await outcome(client.request(server, FAIL, b""))
         assert isinstance(error, MailboxFull)
@@ -83,7 +83,7 @@ def test_a_failure_arrives_as_the_error_that_it_was(perform: Play) -> None:
 
 
 def test_a_handler_that_raises_fails_its_request_and_no_other(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         error = await outcome(client.request(server, BROKEN, b""))
         assert isinstance(error, RemoteError)
@@ -94,7 +94,7 @@ def test_a_handler_that_raises_fails_its_request_and_no_other(perform: Play) -> 
 
 
 def test_headers_and_the_deadline_reach_the_handler(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         call = asyncio.ensure_future(
             client.transport.request(server.peer, KEEP, b"", within_s=100.0, headers={"traceparent": "00-ab"})
@@ -112,7 +112,7 @@ def test_headers_and_the_deadline_reach_the_handler(perform: Play) -> None:
 
 
 def test_a_notice_arrives_and_is_dropped_without_connection(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         assert not client.transport.notify(server.peer, 9, b"lost")
         await client.transport.connect(server.peer)
@@ -124,7 +124,7 @@ def test_a_notice_arrives_and_is_dropped_without_connection(perform: Play) -> No
 
 
 def test_a_call_expires_at_its_deadline_and_the_handler_is_told(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         await client.transport.connect(server.peer)
         began_s = asyncio.get_running_loop().time()
@@ -141,7 +141,7 @@ def test_a_call_expires_at_its_deadline_and_the_handler_is_told(perform: Play) -
 
 
 def test_a_cancelled_call_reaches_the_handler_and_its_reply_nobody(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         call = asyncio.ensure_future(client.request(server, KEEP, b""))
         await until(lambda: bool(server.desk.kept))
@@ -157,7 +157,7 @@ def test_a_cancelled_call_reaches_the_handler_and_its_reply_nobody(perform: Play
 
 
 def test_a_body_at_the_limit_passes_and_one_byte_more_is_not_sent(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         limits = replace(QUICK, body_most_bytes=300_000)
         client, server = await pair(world, limits=limits)
         body = bytes(range(256)) * 1172
@@ -173,7 +173,7 @@ def test_a_body_at_the_limit_passes_and_one_byte_more_is_not_sent(perform: Play)
 
 
 def test_a_reply_beyond_the_limit_fails_its_request_and_not_the_connection(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world, limits=replace(QUICK, body_most_bytes=100_000))
         server.desk.routes[77] = lambda request: request.reply(bytes(100_001))
         error = await outcome(client.request(server, 77, b""))
@@ -184,7 +184,7 @@ def test_a_reply_beyond_the_limit_fails_its_request_and_not_the_connection(perfo
 
 
 def test_the_smaller_limit_of_the_two_holds(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         server = await world.runner(name="server", limits=replace(QUICK, body_most_bytes=70_000))
         client = await world.runner(name="client")
         assert isinstance(await outcome(client.request(server, ECHO, bytes(70_001))), MalformedMessage)
@@ -195,7 +195,7 @@ def test_the_smaller_limit_of_the_two_holds(perform: Play) -> None:
 
 
 def test_no_more_is_asked_of_a_peer_than_it_takes(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         server = await world.runner(name="server", limits=replace(QUICK, in_flight=3))
         client = await world.runner(name="client")
         replies = await asyncio.gather(
@@ -209,7 +209,7 @@ def test_no_more_is_asked_of_a_peer_than_it_takes(perform: Play) -> None:
 
 
 def test_a_stream_gives_its_items_in_order_and_ends(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         stream = client.transport.stream(server.peer, COUNT, b"500 10", within_s=20)
         numbers = [int(item.split(b" ")[0]) async for item in stream]
@@ -220,7 +220,7 @@ def test_a_stream_gives_its_items_in_order_and_ends(perform: Play) -> None:
 
 
 def test_a_stream_runs_no_further_ahead_of_its_reader_than_the_window(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         window_bytes, size = 50_000, 1_000
         client, server = await pair(world, limits=replace(QUICK, window_bytes=window_bytes))
         stream = client.transport.stream(server.peer, COUNT, b"400 1000", within_s=20)
@@ -237,7 +237,7 @@ def test_a_stream_runs_no_further_ahead_of_its_reader_than_the_window(perform: P
 
 
 def test_a_reader_that_leaves_ends_the_stream_at_its_sender(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         stream = client.transport.stream(server.peer, COUNT, b"100000 1000", within_s=20)
         await anext(stream.__aiter__())
@@ -253,7 +253,7 @@ def test_a_reader_that_leaves_ends_the_stream_at_its_sender(perform: Play) -> No
 
 
 def test_a_stream_that_fails_says_why_after_its_items(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
 
         async def work(request: Any) -> None:
@@ -269,7 +269,7 @@ def test_a_stream_that_fails_says_why_after_its_items(perform: Play) -> None:
 
 
 def test_a_silent_stream_expires(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         stream = client.transport.stream(server.peer, KEEP, b"", within_s=0.3)
         assert isinstance(await outcome(anext(stream.__aiter__())), SendTimeout)
@@ -279,7 +279,7 @@ def test_a_silent_stream_expires(perform: Play) -> None:
 
 
 def test_when_a_peer_is_killed_each_call_fails_once_and_says_that_it_may_have_run(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         lost: list[str] = []
         client.transport.on_lost(lambda peer, problem: lost.append(peer))
@@ -297,7 +297,7 @@ def test_when_a_peer_is_killed_each_call_fails_once_and_says_that_it_may_have_ru
 
 
 def test_a_peer_that_falls_silent_is_given_up(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         assert await client.request(server, ECHO, b"") == b""
         await world.silence(server)
@@ -311,7 +311,7 @@ def test_a_peer_that_falls_silent_is_given_up(perform: Play) -> None:
 
 
 def test_after_a_broken_connection_the_next_call_opens_another(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         for number in range(5):
             assert await client.request(server, ECHO, b"%d" % number) == b"%d" % number
@@ -323,7 +323,7 @@ def test_after_a_broken_connection_the_next_call_opens_another(perform: Play) ->
 
 
 def test_many_callers_share_one_attempt_to_connect(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         replies = await asyncio.gather(*(client.request(server, ECHO, b"%d" % n) for n in range(100)))
         assert replies == [b"%d" % n for n in range(100)]
@@ -333,7 +333,7 @@ def test_many_callers_share_one_attempt_to_connect(perform: Play) -> None:
 
 
 def test_two_that_call_each_other_at_once_settle_on_one_connection_and_lose_no_call(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         a, b = await world.runner(name="a"), await world.runner(name="b")
         calls = [one.request(other, ECHO, b"%d" % n) for n in range(20) for one, other in ((a, b), (b, a))]
         replies = await asyncio.gather(*calls)
@@ -347,7 +347,7 @@ def test_two_that_call_each_other_at_once_settle_on_one_connection_and_lose_no_c
 
 
 def test_another_incarnation_on_the_same_port_is_told_apart_M2(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         assert await client.transport.probe(server.peer) == "present"
         await world.kill(server)
@@ -365,7 +365,7 @@ def test_another_incarnation_on_the_same_port_is_told_apart_M2(perform: Play) ->
 
 
 def test_a_port_where_nobody_listens_refuses_M2(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         address = server.peer
         await server.transport.stop()
@@ -381,7 +381,7 @@ def test_a_port_where_nobody_listens_refuses_M2(perform: Play) -> None:
 
 
 def test_a_peer_without_address_is_reached_over_the_connection_it_opened(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         server = await world.runner(name="server")
         client = await world.runner(name="client", listens=False)
         assert client.transport.address is None
@@ -395,7 +395,7 @@ def test_a_peer_without_address_is_reached_over_the_connection_it_opened(perform
 
 
 def test_requests_beyond_the_bound_wait_for_room_and_are_refused_beyond_that(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         limits = replace(QUICK, in_flight=10, waiting=5)
         client, server = await pair(world, limits=limits)
         await client.transport.connect(server.peer)
@@ -415,7 +415,7 @@ def test_requests_beyond_the_bound_wait_for_room_and_are_refused_beyond_that(per
 
 
 def test_a_request_that_finds_no_room_in_time_expires_unsent(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world, limits=replace(QUICK, in_flight=1))
         await client.transport.connect(server.peer)
         first = asyncio.ensure_future(client.request(server, KEEP, b"first"))
@@ -431,7 +431,7 @@ def test_a_request_that_finds_no_room_in_time_expires_unsent(perform: Play) -> N
 
 
 def test_bytes_in_flight_are_bounded_and_a_reader_that_stops_costs_no_more(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         limits = replace(QUICK, body_most_bytes=100_000, in_flight_bytes=400_000, ping_s=60.0)
         client, server = await pair(world, limits=limits)
         await client.transport.connect(server.peer)
@@ -455,7 +455,7 @@ def test_bytes_in_flight_are_bounded_and_a_reader_that_stops_costs_no_more(perfo
 
 
 def test_a_peer_that_asks_and_never_reads_is_cut_off(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         limits = replace(QUICK, body_most_bytes=200_000, in_flight_bytes=300_000)
         server = await world.runner(name="server", limits=limits)
         client = await world.runner(name="client", limits=replace(limits, ping_s=60.0))
@@ -481,7 +481,7 @@ def test_a_peer_that_asks_and_never_reads_is_cut_off(perform: Play) -> None:
 
 
 def test_stop_tells_those_who_wait_on_both_sides(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         out = [asyncio.ensure_future(outcome(client.request(server, KEEP, b""))) for _ in range(20)]
         back = [asyncio.ensure_future(outcome(server.request(client, KEEP, b""))) for _ in range(20)]
@@ -499,7 +499,7 @@ def test_stop_tells_those_who_wait_on_both_sides(perform: Play) -> None:
 
 
 def test_stop_while_connecting_tells_those_who_wait(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         calls = [asyncio.ensure_future(outcome(client.request(server, ECHO, b""))) for _ in range(5)]
         await asyncio.sleep(0)
@@ -510,7 +510,7 @@ def test_stop_while_connecting_tells_those_who_wait(perform: Play) -> None:
 
 
 def test_ten_thousand_calls_cancelled_anywhere_never_mix_up_replies_incident_39(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world, limits=replace(QUICK, ping_s=5.0))
         chance = random.Random(world.seed)
         server.desk.routes[77] = partial(_answer_sometime, chance, server)
@@ -571,7 +571,7 @@ def _answer(server: Runner, requests: list[Any]) -> None:
 
 
 def test_calls_run_at_most_once_whatever_breaks(perform: Play) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: TransportRunners) -> None:
         client, server = await pair(world)
         chance = random.Random(world.seed)
         outcomes: dict[bytes, Any] = {}

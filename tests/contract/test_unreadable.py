@@ -76,7 +76,7 @@ SQLITE: dict[str, list[str]] = {
 }
 
 
-class Hand(Protocol):
+class TableWriter(Protocol):
     """Writes to tables as nobody of ours does."""
 
     async def columns(self, table: str) -> list[tuple[str, str]]: ...
@@ -85,7 +85,7 @@ class Hand(Protocol):
         ...
 
 
-class PostgresHand:
+class PostgresTableWriter:
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
         self._connection = connection
 
@@ -100,7 +100,7 @@ class PostgresHand:
             return None
 
 
-class SqliteHand:
+class SqliteTableWriter:
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection
 
@@ -115,25 +115,25 @@ class SqliteHand:
 
 
 @asynccontextmanager
-async def hand_on(url: str) -> AsyncIterator[Hand]:
+async def hand_on(url: str) -> AsyncIterator[TableWriter]:
     if url.startswith("sqlite"):
         file = apsw.Connection(url.removeprefix("sqlite:///"))
         file.set_busy_timeout(10_000)
         try:
-            yield SqliteHand(file)
+            yield SqliteTableWriter(file)
         finally:
             file.close()
         return
     connection = await asyncpg.connect(url)
     try:
         await connection.execute("set search_path to coterie")
-        yield PostgresHand(connection)
+        yield PostgresTableWriter(connection)
     finally:
         await connection.close()
 
 
 @pytest.fixture
-async def hand(url: str, request: pytest.FixtureRequest) -> AsyncIterator[Hand]:
+async def hand(url: str, request: pytest.FixtureRequest) -> AsyncIterator[TableWriter]:
     if url == "sqlite://":
         pytest.skip("memory has one hand only")
     # Past the pooler: it needs one session, for its search path and its temporary table.
@@ -237,11 +237,11 @@ def belongs_to(found: str, row: str) -> bool:
 )
 @pytest.mark.parametrize("table", TABLES)
 async def test_whatever_is_in_a_column_the_neighbours_are_read(
-    cluster: Cluster, hand: Hand, table: str, *, is_whole: bool
+    cluster: Cluster, hand: TableWriter, table: str, *, is_whole: bool
 ) -> None:
     """Every column; at night with every value, else with one each, another one from column to column."""
     column, row = TABLES[table]
-    values = SQLITE if isinstance(hand, SqliteHand) else POSTGRES
+    values = SQLITE if isinstance(hand, SqliteTableWriter) else POSTGRES
     columns = await hand.columns(table)
     if not columns:
         pytest.skip("the other engine has it elsewhere")
@@ -271,7 +271,7 @@ async def test_whatever_is_in_a_column_the_neighbours_are_read(
     assert tried > 2
 
 
-async def _restore(hand: Hand, table: str, name: str, *, where: str) -> None:
+async def _restore(hand: TableWriter, table: str, name: str, *, where: str) -> None:
     """Bring the row back: where it may be several, all of them; where others refer to it, in its place."""
     if table in SEVERAL:
         assert await hand.run(f"delete from {table} where {where}") is not None
@@ -281,7 +281,7 @@ async def _restore(hand: Hand, table: str, name: str, *, where: str) -> None:
 
 
 async def test_a_row_that_cannot_be_read_is_logged_once_counted_and_forgotten_when_it_is_mended(
-    cluster: Cluster, hand: Hand, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, hand: TableWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, logger="coterie")
     counted = metrics.UNREADABLE_ROWS.of("messages").value
@@ -299,7 +299,7 @@ async def test_a_row_that_cannot_be_read_is_logged_once_counted_and_forgotten_wh
 
 @pytest.mark.parametrize("table", ["runners", "seats"])
 async def test_a_row_that_could_not_be_read_is_forgotten_when_it_is_deleted(
-    cluster: Cluster, hand: Hand, table: str
+    cluster: Cluster, hand: TableWriter, table: str
 ) -> None:
     column, row = TABLES[table]
     broken = {"runners": "knows = '[]'", "seats": "name = 'shard:default:odd'"}
@@ -314,7 +314,7 @@ async def test_a_row_that_could_not_be_read_is_forgotten_when_it_is_deleted(
     assert unreadable_rows.found() == ()
 
 
-async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: Hand) -> None:
+async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: TableWriter) -> None:
     """An odd seat, five kinds of odd runners and a message dated BC; settling, delayed messages and probes go on."""
     app = coterie.Cluster(url, shards=2, listen="127.0.0.1:0")
     told: list[str] = []
@@ -334,7 +334,7 @@ async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: 
         assert sorted(runner.seats) == ["shard:default:0", "shard:default:1"]
         for number in range(4):
             await app.send(app.ref(Account, f"{number}").note(f"{number}"), delay="1s")
-        if not isinstance(hand, SqliteHand):
+        if not isinstance(hand, SqliteTableWriter):
             await hand.run("update messages set due_at = '0044-03-15 00:00 BC' where entity_id = '0'")
         while sorted(told) != ["0", "1", "2", "3"]:
             await asyncio.sleep(0.01)
@@ -346,9 +346,9 @@ async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: 
         assert sum("of table runners" in each for each in named) >= 4
 
 
-async def _plant(hand: Hand) -> None:
+async def _plant(hand: TableWriter) -> None:
     seat = "insert into seats (cluster, name, \"group\") values ('default', 'shard:default:odd', 'default')"
-    if isinstance(hand, SqliteHand):
+    if isinstance(hand, SqliteTableWriter):
         seat = seat.replace(") values", ", effective_from_ns) values").replace("'default')", "'default', 1)")
         odd = {"groups": "'[1'", "knows": "'[]'", "weight": "9e999", "address": "'nowhere'"}
         plain = {"groups": "'[]'", "knows": "'{}'", "weight": "1.0", "address": "'h:1'"}
@@ -361,7 +361,7 @@ async def _plant(hand: Hand) -> None:
             "started_at": "'0044-03-15 00:00 BC'",
         }
         plain = {"groups": "'{}'", "knows": "'{}'", "weight": "1.0", "address": "'h:1'", "started_at": "now()"}
-    began, at_first = ("started_at_ns, ", "1, ") if isinstance(hand, SqliteHand) else ("", "")
+    began, at_first = ("started_at_ns, ", "1, ") if isinstance(hand, SqliteTableWriter) else ("", "")
     assert await hand.run(seat) is not None
     for number, (column, value) in enumerate(odd.items()):
         row = {**plain, column: value}
@@ -373,6 +373,6 @@ async def _plant(hand: Hand) -> None:
             )
             is not None
         )
-        if not isinstance(hand, SqliteHand):
+        if not isinstance(hand, SqliteTableWriter):
             lease = "insert into leases (id, cluster, expires_at, counter) values"
             await hand.run(f"{lease} ('{number:032x}', 'default', now() + interval '1h', 1)")

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from coterie.transport.connection import Connection
     from coterie.transport.interface import Request, Wire
 
-    Scenario = Callable[["World"], Coroutine[Any, Any, None]]
+    Scenario = Callable[["TransportRunners"], Coroutine[Any, Any, None]]
 
 ECHO, KEEP, FAIL, COUNT, BROKEN = 1, 2, 3, 4, 5
 SECRET = b"the cluster's secret, of 32 bytes"
 QUICK = TransportLimits(ping_s=0.05, pings=3, connect_s=2.0, backoff_s=0.01, backoff_most_s=0.05)
 
 
-class Desk:
+class RecordingHandler:
     """A handler that does what the route says, and remembers."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Runner:
     """A transport with its handler, and how others reach it."""
 
     transport: Peers
-    desk: Desk
+    desk: RecordingHandler
     incarnation: str
     node: Node | None = None
     is_dead: bool = field(default=False)
@@ -93,7 +93,7 @@ class Runner:
         return self.transport.request(to.peer, route, body, within_s=within_s)
 
 
-class World(abc.ABC):
+class TransportRunners(abc.ABC):
     """Makes runners, and lets them fail. The same verbs everywhere."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class World(abc.ABC):
         if instead_of is not None:
             node = self._node(instead_of.node.name) if instead_of.node is not None else None
             port = int(instead_of.peer.address.rpartition(":")[2])
-        desk, incarnation = Desk(), f"{name:->32}"
+        desk, incarnation = RecordingHandler(), f"{name:->32}"
         transport = Peers(
             me=Identity("contract", incarnation),
             wire=self._wire(node, port),
@@ -157,7 +157,7 @@ class World(abc.ABC):
         """Break the connections between two."""
 
 
-class TcpWorld(World):
+class TcpTransportRunners(TransportRunners):
     """Sockets on loopback: plain, with TLS, or sealed as if they led to other hosts."""
 
     def __init__(self, settings: Mapping[str, str], *, seals: bool = False) -> None:
@@ -207,7 +207,7 @@ class SealedWire(TcpWire):
         return True
 
 
-class SimWorld(World):
+class SimulatedTransportRunners(TransportRunners):
     """The simulator's network: packets divided and delayed by the seed."""
 
     def __init__(self, seed: int) -> None:
@@ -250,15 +250,15 @@ def play(world: str, scenario: Scenario, folder: Path) -> None:
     """Play a scenario in a world: "tcp", "tls", "sealed", or "sim-SEED"."""
     if world.startswith("sim-"):
         seed = int(world[4:])
-        run_simulation(lambda: _play(lambda: SimWorld(seed), scenario), seed=seed)
+        run_simulation(lambda: _play(lambda: SimulatedTransportRunners(seed), scenario), seed=seed)
         return
     settings: Mapping[str, str] = {}
     if world == "tls":
         settings = vars(Authority(folder).sign())
-    asyncio.run(_play(lambda: TcpWorld(settings, seals=world == "sealed"), scenario))
+    asyncio.run(_play(lambda: TcpTransportRunners(settings, seals=world == "sealed"), scenario))
 
 
-async def _play(make: Callable[[], World], scenario: Scenario) -> None:
+async def _play(make: Callable[[], TransportRunners], scenario: Scenario) -> None:
     world = make()
     try:
         await scenario(world)

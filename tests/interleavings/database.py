@@ -9,7 +9,7 @@ import asyncpg
 
 from coterie.storage import migrations, statements
 from coterie.storage.postgres.connector import ConnectionLimits, session_settings
-from tests.support.interleaving import Ground, Run, Stage
+from tests.support.interleaving import PairTables, Run, SessionPair
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -82,9 +82,9 @@ _RESET = (
 )
 
 
-def ground() -> Ground:
+def ground() -> PairTables:
     """The ground of the whole catalogue."""
-    return Ground(_RESET, _TABLES, judge=judge)
+    return PairTables(_RESET, _TABLES, judge=judge)
 
 
 def judge(run: Run) -> Sequence[str]:
@@ -166,7 +166,7 @@ def schema() -> str:
 
 
 @asynccontextmanager
-async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[Stage]:
+async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[SessionPair]:
     """A stage on a database; with sessions as the engine sets them up, unless told to leave out their level."""
     settings = session_settings("dedicated", application="interleavings", limits=ConnectionLimits())
     if not own_level:
@@ -185,5 +185,5 @@ async def stage(url: str, *, own_level: bool = True) -> AsyncIterator[Stage]:
             url, ssl=False, server_settings={"default_transaction_isolation": "read committed"}
         )
 
-    async with Stage(connect, watch, ground()) as ready:
+    async with SessionPair(connect, watch, ground()) as ready:
         yield ready

@@ -16,7 +16,7 @@ FILES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Excuse:
+class Exemption:
     """Why these statements cannot disturb each other on a table."""
 
     table: str
@@ -25,4 +25,4 @@ class Excuse:
     reason: str
 
 
-EXCUSES = (Excuse("audit", "note", ("note",), "adds rows only, under numbers that the database draws"),)
+EXCUSES = (Exemption("audit", "note", ("note",), "adds rows only, under numbers that the database draws"),)

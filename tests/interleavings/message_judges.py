@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.support.interleaving import Run, Told
+    from tests.support.interleaving import Run, SessionOutcome
 
 Problems = list[str]
 Judge = Callable[["Run"], Sequence[str]]
@@ -162,7 +162,7 @@ def revived_or_removed(run: Run) -> Problems:
     return problems
 
 
-def _count(told: Told) -> int | None:
+def _count(told: SessionOutcome) -> int | None:
     """How many a purge or a removal has deleted, if it knows."""
     for step, column in (("purge", "gone"), ("remove", "count")):
         if (rows := told.rows(step)) is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.interleavings.catalogue import catalogue
-from tests.support.interleaving import Count, Loss, Pair, Run, Stage, explore, losses
+from tests.support.interleaving import Count, Loss, Pair, Run, SessionPair, explore, losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-async def play_pair(stage: Stage, pair: Pair, *, most: int | None = None) -> Count:
+async def play_pair(stage: SessionPair, pair: Pair, *, most: int | None = None) -> Count:
     """Every order of a pair without losses; with each loss all orders, or a fixed sample of so many."""
     count = await explore(stage.play, pair)
     for number, loss in enumerate(losses(pair)):
@@ -19,7 +19,7 @@ async def play_pair(stage: Stage, pair: Pair, *, most: int | None = None) -> Cou
     return count
 
 
-async def find(stage: Stage, pairs: Iterable[Pair], *, says: str) -> tuple[Run | None, int]:
+async def find(stage: SessionPair, pairs: Iterable[Pair], *, says: str) -> tuple[Run | None, int]:
     """The first run of which a judge says so, and after how many runs; whole orders of all pairs come first."""
     chosen, runs = list(pairs), 0
     ways: list[tuple[Pair, Loss | None]] = [(each, None) for each in chosen]
@@ -37,7 +37,7 @@ def _says(run: Run, words: str) -> bool:
     return any(words in problem for problem in run.problems)
 
 
-async def repeat(stage: Stage, id: str, pairs: dict[str, Pair] | None = None) -> Run:
+async def repeat(stage: SessionPair, id: str, pairs: dict[str, Pair] | None = None) -> Run:
     """Play one run again."""
     name, how, order = id.rsplit("/", 2)
     pair = (pairs or catalogue())[name]

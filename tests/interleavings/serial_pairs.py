@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from coterie.storage.interface import Write
     from tests.interleavings.steps import Steps
-    from tests.support.interleaving import Run, Stage
+    from tests.support.interleaving import Run, SessionPair
 
     Parts = Mapping[str, tuple[Step, ...]]
 
@@ -84,7 +84,7 @@ class Group:
         return Script("a row held", atomic(hold))
 
 
-async def explore_serially(stage: Stage, pair: Pair, *, order: str = "") -> Count:
+async def explore_serially(stage: SessionPair, pair: Pair, *, order: str = "") -> Count:
     """Play a pair in every order, or in one; each run is judged by the two in which one comes after the other.
 
     A statement that skips what is locked may find nothing while the other one is at work: as if it had not come.

@@ -10,7 +10,7 @@ import pytest
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.database import given, stage
 from tests.interleavings.runs import parse_loss, repeat
-from tests.support.interleaving import COMMIT, Pair, Run, Script, Step, Told, atomic, explore, losses
+from tests.support.interleaving import COMMIT, Pair, Run, Script, SessionOutcome, Step, atomic, explore, losses
 from tests.support.interleaving.scripts import stop_if_none
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _steps(turns: int) -> Script:
 async def _pretend(pair: Pair, loss: Loss | None, prefix: str) -> Run:
     """Play without a database: nobody ever waits."""
     left = {"A": len(pair.a.steps), "B": len(pair.b.steps)}
-    run = Run(pair, loss, {"A": Told(), "B": Told()})
+    run = Run(pair, loss, {"A": SessionOutcome(), "B": SessionOutcome()})
     while able := "".join(side for side, turns in left.items() if turns):
         run.choices.append(able)
         run.order += prefix[len(run.order) : len(run.order) + 1] or able[0]

@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 @dataclass
-class Diary:
+class LeaderHistory:
     """Of all singletons of a test."""
 
     lines: list[Line] = field(default_factory=list)
@@ -78,7 +78,7 @@ async def is_led(sim: Simulation, *, by: Runner | None = None, other_than: Runne
     return sim.leader("x")
 
 
-def define_counter(cluster: Cluster, diary: Diary, **options: Any) -> None:
+def define_counter(cluster: Cluster, diary: LeaderHistory, **options: Any) -> None:
     """A singleton that counts, with the hooks of the diary if no others are given."""
 
     @cluster.singleton("x", **{"state": Count, **diary.hooks(), **options})

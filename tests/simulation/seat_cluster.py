@@ -26,7 +26,7 @@ class Row(NamedTuple):
     epoch: int
 
 
-class Stage:
+class SimulatedSeats:
     """What a scenario works with."""
 
     def __init__(self, sim: Simulation, notes: Notes) -> None:
@@ -74,7 +74,7 @@ class Stage:
 @asynccontextmanager
 async def staged(
     *, runners: int = 3, definitions: Sequence[Definition] = (), drain: str = "3s", fair: bool = False
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[SimulatedSeats]:
     """Runners on a simulated database, settled; at the end the history is judged [INV-F1 to F4, S1].
 
     Args:
@@ -87,7 +87,7 @@ async def staged(
         if fair:
             sim.database.weather.slow = 0.0
         notes.watch(sim)
-        stage = Stage(sim, notes)
+        stage = SimulatedSeats(sim, notes)
         if runners:
             await sim.start(runners)
             await stage.settle()

@@ -11,13 +11,13 @@ import pytest
 from coterie import Leader, LeadershipLost, Retry
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.simulation import simulate
-from tests.simulation.leader_history import Count, Diary, is_led, new_cluster
+from tests.simulation.leader_history import Count, LeaderHistory, is_led, new_cluster
 
 
 @pytest.mark.simulated(seeds=3)
 async def test_s8_gap_28_incident_35_a_body_that_raises_is_restarted_with_growing_pauses() -> None:
     """Its error is shown, the seat is kept, and neither hook runs again."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     @cluster.singleton("x", **diary.hooks())
     async def body(leader: Leader[None]) -> None:
@@ -40,7 +40,7 @@ async def test_s8_gap_28_incident_35_a_body_that_raises_is_restarted_with_growin
 @pytest.mark.simulated(seeds=3)
 async def test_s8_gap_28_a_body_that_awaits_something_cancelled_is_restarted_with_its_error_shown() -> None:
     """Nobody has cancelled the body: else its runner would lead for ever without doing anything."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     @cluster.singleton("x", **diary.hooks())
     async def body(leader: Leader[None]) -> None:
@@ -61,7 +61,7 @@ async def test_s8_gap_28_a_body_that_awaits_something_cancelled_is_restarted_wit
 @pytest.mark.simulated(seeds=3)
 async def test_s8_with_a_policy_a_body_that_fails_goes_elsewhere() -> None:
     """Incident 35: whoever cannot lead lets others campaign; and it comes back if nobody else can."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     @cluster.singleton("x", retry=Retry(attempts=3, base="100ms"), **diary.hooks())
     async def body(leader: Leader[None]) -> None:
@@ -81,7 +81,7 @@ async def test_s8_with_a_policy_a_body_that_fails_goes_elsewhere() -> None:
 @pytest.mark.simulated(seeds=3)
 async def test_s8_incident_34_a_body_that_returned_keeps_the_seat_and_learns_of_its_loss() -> None:
     """Nothing of it asks for anything any more, and it loses its lease all the same."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     @cluster.singleton("x", **diary.hooks())
     async def body(leader: Leader[None]) -> None:
@@ -100,7 +100,7 @@ async def test_s8_incident_34_a_body_that_returned_keeps_the_seat_and_learns_of_
 @pytest.mark.simulated(seeds=3)
 async def test_s7_a_body_that_ignores_its_cancellation_does_not_stop_the_hand_over() -> None:
     """It is reported, left behind, and what it writes is refused."""
-    cluster, diary = new_cluster(drain="10s"), Diary()
+    cluster, diary = new_cluster(drain="10s"), LeaderHistory()
     refused: list[str] = []
 
     @cluster.singleton("x", state=Count, **diary.hooks())
@@ -131,7 +131,7 @@ async def test_s7_a_body_that_ignores_its_cancellation_does_not_stop_the_hand_ov
 @pytest.mark.simulated(seeds=3)
 async def test_s2_a_cancelled_save_ends_before_the_next_one_begins() -> None:
     """Who was cancelled in a save may save in its `finally`."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     ends: list[str] = []
 
     @cluster.singleton("x", state=Count, **diary.hooks())

@@ -10,7 +10,7 @@ import pytest
 from coterie.singletons.leadership import HOOK_S
 from coterie.testing.simulation import simulate
 from coterie.work.occupants import GRACE_S
-from tests.simulation.leader_history import Diary, define_counter, is_led, new_cluster
+from tests.simulation.leader_history import LeaderHistory, define_counter, is_led, new_cluster
 
 if TYPE_CHECKING:
     from coterie import Leader
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.simulated(seeds=3)
 async def test_s7_a_first_hook_that_raises_leaves_the_seat_to_others_and_is_reported() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     async def become(leader: Leader[Any]) -> None:
         diary.note("become", leader)
@@ -38,7 +38,7 @@ async def test_s7_a_first_hook_that_raises_leaves_the_seat_to_others_and_is_repo
 
 @pytest.mark.simulated(seeds=3)
 async def test_s7_a_first_hook_that_hangs_leaves_the_seat_to_others() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     async def become(leader: Leader[Any]) -> None:
         diary.note("become", leader)
@@ -56,7 +56,7 @@ async def test_s7_a_first_hook_that_hangs_leaves_the_seat_to_others() -> None:
 @pytest.mark.simulated(seeds=3)
 @pytest.mark.parametrize("how", ["raises", "hangs"])
 async def test_s7_a_last_hook_that_fails_does_not_stop_the_hand_over(how: str) -> None:
-    cluster, diary = new_cluster(drain="10s"), Diary()
+    cluster, diary = new_cluster(drain="10s"), LeaderHistory()
 
     async def lose(leader: Leader[Any]) -> None:
         diary.note("lose", leader)
@@ -79,7 +79,7 @@ async def test_s7_a_last_hook_that_fails_does_not_stop_the_hand_over(how: str) -
 @pytest.mark.simulated(seeds=3)
 async def test_s7_a_runner_that_was_frozen_in_its_first_hook_may_lead_again() -> None:
     """Neither the time that passed nor the loss of the seat is held against it."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     async def become(leader: Leader[Any]) -> None:
         diary.note("become", leader)
@@ -100,7 +100,7 @@ async def test_s7_a_runner_that_was_frozen_in_its_first_hook_may_lead_again() ->
 @pytest.mark.simulated(seeds=3)
 async def test_s7_a_runner_whose_first_hook_is_told_of_the_loss_may_lead_again() -> None:
     """The database knows it before the runner does."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     async def become(leader: Leader[Any]) -> None:
         diary.note("become", leader)
@@ -118,7 +118,7 @@ async def test_s7_a_runner_whose_first_hook_is_told_of_the_loss_may_lead_again()
 @pytest.mark.simulated(seeds=3)
 async def test_s7_in_one_process_no_hook_runs_beside_another() -> None:
     """Also if a leadership in between was lost before it began."""
-    cluster, diary = new_cluster(drain="10s"), Diary()
+    cluster, diary = new_cluster(drain="10s"), LeaderHistory()
 
     async def lose(leader: Leader[Any]) -> None:
         diary.note("lose", leader)

@@ -13,13 +13,13 @@ from coterie import Retry
 from coterie.testing.loop.nodes import current_node
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
-from tests.simulation.leader_history import Diary, new_cluster
+from tests.simulation.leader_history import LeaderHistory, new_cluster
 
 if TYPE_CHECKING:
     from coterie import Cluster, Leader, Tick
 
 
-def waiting(cluster: Cluster, diary: Diary, name: str = "x", **options: object) -> None:
+def waiting(cluster: Cluster, diary: LeaderHistory, name: str = "x", **options: object) -> None:
     """A singleton that leads and does nothing."""
 
     @cluster.singleton(name, **{**diary.hooks(), **options})
@@ -34,7 +34,7 @@ def led_by(sim: Simulation, names: list[str]) -> Counter[str]:
 
 @pytest.mark.simulated(seeds=2)
 async def test_s1_many_singletons_are_spread_evenly_and_move_no_more_than_needed() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     names = [f"x{number}" for number in range(12)]
     for name in names:
         waiting(cluster, diary, name)
@@ -59,7 +59,7 @@ async def test_s1_many_singletons_are_spread_evenly_and_move_no_more_than_needed
 @pytest.mark.simulated(seeds=3)
 async def test_after_resign_the_former_leader_does_not_come_back() -> None:
     """Two runners, a singleton and a cron: one of them has both then, and keeps both."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     waiting(cluster, diary)
 
     @cluster.cron("nightly", "0 3 * * *")
@@ -78,7 +78,7 @@ async def test_after_resign_the_former_leader_does_not_come_back() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_a_body_that_fails_on_one_runner_leads_on_the_other_and_stays_there() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     @cluster.singleton("x", retry=Retry(2), **diary.hooks())
     async def body(leader: Leader[None]) -> None:
@@ -101,7 +101,7 @@ async def test_a_body_that_fails_on_one_runner_leads_on_the_other_and_stays_ther
 
 @pytest.mark.simulated(seeds=3)
 async def test_a_body_that_fails_everywhere_is_begun_less_and_less_often_and_it_is_told_why_nobody_leads() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     is_broken = True
 
     @cluster.singleton("x", retry=Retry(2), **diary.hooks())
@@ -131,7 +131,7 @@ async def test_a_body_that_fails_everywhere_is_begun_less_and_less_often_and_it_
 
 @pytest.mark.simulated(seeds=2)
 async def test_s1_a_singleton_runs_in_its_group_only() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     waiting(cluster, diary, group="gpu")
     async with simulate(cluster, runners=2) as sim:
         await sim.advance(10)
@@ -147,7 +147,7 @@ async def test_s1_a_singleton_runs_in_its_group_only() -> None:
 
 @pytest.mark.simulated(seeds=2)
 async def test_s1_a_singleton_runs_where_its_program_knows_it() -> None:
-    some, others, diary = new_cluster(), new_cluster(), Diary()
+    some, others, diary = new_cluster(), new_cluster(), LeaderHistory()
     waiting(some, diary)
     waiting(others, diary, "y")
     async with simulate(some, runners=2) as sim:
@@ -163,7 +163,7 @@ async def test_s1_a_singleton_runs_where_its_program_knows_it() -> None:
 
 @pytest.mark.simulated(seeds=2)
 async def test_a_takeover_delay_holds_after_a_death_and_not_after_a_farewell() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     waiting(cluster, diary, takeover_delay="30s")
     async with simulate(cluster, runners=3) as sim:
         await sim.wait_until(lambda: diary.of("body"))
@@ -178,7 +178,7 @@ async def test_a_takeover_delay_holds_after_a_death_and_not_after_a_farewell() -
 @pytest.mark.simulated(seeds=2)
 async def test_resign_moves_the_leadership_now_whoever_asks() -> None:
     """From a client, from the leader itself, from another runner; alone, a runner leads again."""
-    cluster, diary, tired = new_cluster(), Diary(), asyncio.Event()
+    cluster, diary, tired = new_cluster(), LeaderHistory(), asyncio.Event()
 
     @cluster.singleton("x", **diary.hooks())
     async def body(leader: Leader[None]) -> None:
@@ -246,7 +246,7 @@ async def test_every_a_change_of_leader_neither_repeats_an_execution_nor_starts_
 
 @pytest.mark.simulated(seeds=2)
 async def test_every_an_execution_that_raises_is_tried_again_and_the_next_one_is_on_time() -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
 
     @cluster.singleton("x", every="20s")
     async def body(leader: Leader[None]) -> None:
@@ -266,7 +266,7 @@ async def test_every_an_execution_that_raises_is_tried_again_and_the_next_one_is
 @pytest.mark.simulated(seeds=3)
 @pytest.mark.parametrize("happens", ["nothing", "the database is away", "it is evicted"])
 async def test_a_singleton_that_is_defined_after_the_start_is_led_whatever_happens_meanwhile(happens: str) -> None:
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     async with simulate(cluster, runners=2) as sim:
         await sim.advance(3)
         if happens == "the database is away":

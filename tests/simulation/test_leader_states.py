@@ -13,7 +13,7 @@ from coterie.storage.sqlite.states import SqliteExecutions, SqliteStates
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import simulate
-from tests.simulation.leader_history import Diary, define_counter, new_cluster
+from tests.simulation.leader_history import LeaderHistory, define_counter, new_cluster
 
 if TYPE_CHECKING:
     from coterie.storage.contracts.executions import ExecutionRecord
@@ -28,7 +28,7 @@ class One:
 @pytest.mark.simulated(seeds=3)
 async def test_s9_an_outage_while_a_leader_begins_disqualifies_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """It lasts longer than all tries that a policy has, and shorter than a lease."""
-    cluster, diary = new_cluster(), Diary()
+    cluster, diary = new_cluster(), LeaderHistory()
     define_counter(cluster, diary)
     right, until_ns = SqliteExecutions.begin, dict[int, int]()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.testing.simulation import simulate
-from tests.simulation.leader_history import Diary, new_cluster
+from tests.simulation.leader_history import LeaderHistory, new_cluster
 
 if TYPE_CHECKING:
     from coterie import Cluster, Leader
@@ -25,7 +25,7 @@ class Two:
     doubled: int = 0
 
 
-def counting(cluster: Cluster, diary: Diary, type_: Any, note: str, **options: Any) -> None:
+def counting(cluster: Cluster, diary: LeaderHistory, type_: Any, note: str, **options: Any) -> None:
     """A singleton that counts, and notes under which version it began."""
 
     @cluster.singleton("x", state=type_, **{**diary.hooks(), **options})
@@ -37,7 +37,7 @@ def counting(cluster: Cluster, diary: Diary, type_: Any, note: str, **options: A
             await leader.sleep("100ms")
 
 
-def two_versions(diary: Diary) -> tuple[Cluster, Cluster]:
+def two_versions(diary: LeaderHistory) -> tuple[Cluster, Cluster]:
     """A program and the next version of it, in one cluster."""
     old, new = new_cluster(), new_cluster()
     counting(old, diary, One, "old")
@@ -48,7 +48,7 @@ def two_versions(diary: Diary) -> tuple[Cluster, Cluster]:
 @pytest.mark.simulated(seeds=3)
 async def test_m8_s5_a_rolling_deploy_hands_over_to_the_new_version_once() -> None:
     """While both are there the new one leads; what it saved the old one never touches."""
-    diary = Diary()
+    diary = LeaderHistory()
     old, new = two_versions(diary)
     async with simulate(old, runners=3) as sim:
         await sim.wait_until(lambda: diary.of("old"))
@@ -69,7 +69,7 @@ async def test_m8_s5_a_rolling_deploy_hands_over_to_the_new_version_once() -> No
 @pytest.mark.simulated(seeds=3)
 async def test_m8_inv_l3_a_state_newer_than_known_is_refused_untouched_and_the_seat_left_to_others() -> None:
     """Only old runners are left: they say what is wrong, each once, and a new one goes on where it was."""
-    diary = Diary()
+    diary = LeaderHistory()
     old, new = two_versions(diary)
     async with simulate(new, runners=1) as sim:
         await sim.wait_until(lambda: diary.of("new"))

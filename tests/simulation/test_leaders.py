@@ -23,10 +23,10 @@ REPLACED_S = 10
 
 
 @dataclass
-class Scene:
+class SettledLedger:
     """A ledger on settled runners."""
 
-    stage: leaders.Stage
+    stage: leaders.SimulatedLeaders
     sim: Simulation
 
     @property
@@ -49,12 +49,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*, runners: int = 3) -> AsyncIterator[Scene]:
+async def scene(*, runners: int = 3) -> AsyncIterator[SettledLedger]:
     """At its end everybody leaves in good order, and the history is judged."""
     stage = leaders.new_stage()
     async with simulate(stage.cluster, runners=0) as sim:
         stage.watch(sim)
-        here = Scene(stage, sim)
+        here = SettledLedger(stage, sim)
         if runners:
             await sim.start(runners)
             await here.saves()
@@ -84,50 +84,50 @@ def test_a_seed_of_the_workload_repeats() -> None:
 # What befalls a leader
 
 
-async def freeze(here: Scene, leader: Runner) -> None:
+async def freeze(here: SettledLedger, leader: Runner) -> None:
     leader.freeze()
     await here.is_led_by_another(leader)
     leader.thaw()
 
 
-async def cut(here: Scene, leader: Runner) -> None:
+async def cut(here: SettledLedger, leader: Runner) -> None:
     """Incident 2: of its storage nothing is heard any more, its peers are well."""
     leader.cut("storage")
     await here.is_led_by_another(leader)
     leader.heal()
 
 
-async def deafen(here: Scene, leader: Runner) -> None:
+async def deafen(here: SettledLedger, leader: Runner) -> None:
     """What it asks for happens, and it is not told."""
     leader.cut("storage", "replies")
     await here.is_led_by_another(leader)
     leader.heal()
 
 
-async def kill(here: Scene, leader: Runner) -> None:
+async def kill(here: SettledLedger, leader: Runner) -> None:
     leader.kill()
     await here.is_led_by_another(leader)
     leader.start()
 
 
-async def stop(here: Scene, leader: Runner) -> None:
+async def stop(here: SettledLedger, leader: Runner) -> None:
     leader.stop()
     await here.is_led_by_another(leader)
 
 
-async def block(here: Scene, leader: Runner) -> None:
+async def block(here: SettledLedger, leader: Runner) -> None:
     leader.block("15s")
     await here.is_led_by_another(leader)
 
 
-async def resign(here: Scene, leader: Runner) -> None:
+async def resign(here: SettledLedger, leader: Runner) -> None:
     told = await here.stage.cluster.singletons.resign("ledger")
     assert told is not None
     assert told != leader.name
     await here.is_led_by_another(leader)
 
 
-async def isolate(here: Scene, _: Runner) -> None:
+async def isolate(here: SettledLedger, _: Runner) -> None:
     """Incident 31: no two runners reach each other; storage decides alone."""
     for runner in here.sim.runners:
         runner.cut("peers")
@@ -135,13 +135,13 @@ async def isolate(here: Scene, _: Runner) -> None:
     await here.saves()
 
 
-async def lose_the_database(here: Scene, _: Runner) -> None:
+async def lose_the_database(here: SettledLedger, _: Runner) -> None:
     here.sim.restart_storage(down="9s")
     await here.sim.advance(9)
     await here.saves(within="30s")
 
 
-async def break_answers(here: Scene, _: Runner) -> None:
+async def break_answers(here: SettledLedger, _: Runner) -> None:
     """Incident 8: what renews, saves or acquires is rolled back, or happens and is not told."""
     weather = here.sim.database.weather
     weather.error_before, weather.error_after = 0.3, 0.4
@@ -149,7 +149,7 @@ async def break_answers(here: Scene, _: Runner) -> None:
     weather.error_before = weather.error_after = 0.0
 
 
-async def delay_answers(here: Scene, _: Runner) -> None:
+async def delay_answers(here: SettledLedger, _: Runner) -> None:
     """Incident 10: renewals take nearly as long as they are trusted."""
     weather = here.sim.database.weather
     latency_ns, weather.latency_ns = weather.latency_ns, 1_900_000_000
@@ -163,7 +163,7 @@ BEFALLS = (freeze, cut, deafen, kill, stop, block, resign, isolate, lose_the_dat
 @pytest.mark.simulated(seeds=2)
 @pytest.mark.parametrize("befall", BEFALLS, ids=lambda befall: befall.__name__)
 async def test_s1_s2_s7_s10_a_leader_is_replaced_and_nothing_is_lost(
-    befall: Callable[[Scene, Runner], Awaitable[None]],
+    befall: Callable[[SettledLedger, Runner], Awaitable[None]],
 ) -> None:
     """Hooks in order, state one chain, nobody leads beside another: judged at the end."""
     async with scene() as here:

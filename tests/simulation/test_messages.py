@@ -30,10 +30,10 @@ TTL_S = 6
 
 
 @dataclass
-class Scene:
+class SettledBank:
     """Accounts on settled runners."""
 
-    stage: messages.Stage
+    stage: messages.SimulatedBank
     sim: Simulation
     random: Stream
 
@@ -79,7 +79,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*, runners: int = 3, judged: bool = True, **settings: Any) -> AsyncIterator[Scene]:
+async def scene(*, runners: int = 3, judged: bool = True, **settings: Any) -> AsyncIterator[SettledBank]:
     """At its end everything is mended, every message has ended, and the history is judged."""
     stage = messages.new_stage(**settings)
     stage.has_defects = False
@@ -88,7 +88,7 @@ async def scene(*, runners: int = 3, judged: bool = True, **settings: Any) -> As
         await sim.start(runners)
         if runners:
             await sim.advance(10)
-        yield Scene(stage, sim, stream(current_loop().seed, "scene"))
+        yield SettledBank(stage, sim, stream(current_loop().seed, "scene"))
         await sim.calm()
         await messages.all_quiet(stage)
         history = stage.mail.history()

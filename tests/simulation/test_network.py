@@ -66,7 +66,7 @@ class Recorder(asyncio.Protocol):
             self.calls.append(call)
 
 
-class World:
+class TwoMachines:
     """Two machines, a server on one of them."""
 
     def __init__(self, *, link: Link | None = None, keep_open: bool = False) -> None:
@@ -98,7 +98,7 @@ async def until(condition: Callable[[], bool], *, within_s: float = 60.0) -> Non
 @pytest.mark.parametrize("seed", SEEDS)
 def test_exactly_the_bytes_written_arrive_both_ways_for_any_split(seed: int) -> None:
     async def main() -> None:
-        world = World(link=ROUGH)
+        world = TwoMachines(link=ROUGH)
         near, far = await world.connect()
         sent = [bytearray(), bytearray()]
         for number in range(200):
@@ -120,7 +120,7 @@ def test_exactly_the_bytes_written_arrive_both_ways_for_any_split(seed: int) -> 
 
 def test_the_seed_divides_and_merges_what_is_written() -> None:
     async def main() -> list[int]:
-        world = World(link=ROUGH)
+        world = TwoMachines(link=ROUGH)
         near, far = await world.connect()
         for _ in range(50):
             near.transport.write(b"x" * 10)
@@ -136,7 +136,7 @@ def test_the_seed_divides_and_merges_what_is_written() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_half_closed_stream_still_carries_the_answer(seed: int) -> None:
     async def main() -> None:
-        world = World(link=ROUGH, keep_open=True)
+        world = TwoMachines(link=ROUGH, keep_open=True)
         near, far = await world.connect()
         near.transport.write(b"question")
         near.transport.write_eof()
@@ -152,7 +152,7 @@ def test_a_half_closed_stream_still_carries_the_answer(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_reader_that_pauses_makes_the_writer_pause_and_nothing_is_lost(seed: int) -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         far.transport.pause_reading()
         near.transport.set_write_buffer_limits(high=1_000)
@@ -173,7 +173,7 @@ def test_a_reader_that_pauses_makes_the_writer_pause_and_nothing_is_lost(seed: i
 @pytest.mark.parametrize("seed", SEEDS)
 def test_closing_sends_what_is_buffered_first(seed: int) -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         data = b"y" * (3 * WINDOW_BYTES)
         near.transport.write(data)
@@ -189,7 +189,7 @@ def test_closing_sends_what_is_buffered_first(seed: int) -> None:
 
 def test_an_aborted_connection_is_cut_at_any_byte_and_the_peer_knows() -> None:
     async def main() -> int:
-        world = World(link=Link(split=0.0))
+        world = TwoMachines(link=Link(split=0.0))
         near, far = await world.connect()
         near.transport.write(b"0123456789" * 20)
         near.transport.abort()
@@ -207,7 +207,7 @@ def test_an_aborted_connection_is_cut_at_any_byte_and_the_peer_knows() -> None:
 
 def test_resets_of_a_bad_link_come_at_different_bytes_and_both_sides_see_them() -> None:
     async def main() -> int:
-        world = World(link=Link(reset=0.1, split=0.5))
+        world = TwoMachines(link=Link(reset=0.1, split=0.5))
         near, far = await world.connect()
         while not near.lost.is_set():
             near.transport.write(b"0123456789")
@@ -223,7 +223,7 @@ def test_resets_of_a_bad_link_come_at_different_bytes_and_both_sides_see_them() 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_cut_link_holds_bytes_until_it_heals(seed: int) -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         world.network.cut("client", "server")
         near.transport.write(b"hello")
@@ -239,7 +239,7 @@ def test_a_cut_link_holds_bytes_until_it_heals(seed: int) -> None:
 
 def test_a_link_cut_one_way_carries_the_other_way_up_to_a_window() -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         world.network.cut("client", "server", both=False)
         near.transport.write(b"unheard")
@@ -255,7 +255,7 @@ def test_a_link_cut_one_way_carries_the_other_way_up_to_a_window() -> None:
 
 def test_a_writer_gives_up_on_a_link_that_never_heals() -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, _ = await world.connect()
         world.network.cut("client", "server")
         near.transport.write(b"hello")
@@ -269,7 +269,7 @@ def test_a_writer_gives_up_on_a_link_that_never_heals() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_connecting_over_a_cut_link_waits_for_the_link_or_times_out(seed: int) -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         world.network.cut("client", "server", both=False)
         with pytest.raises(TimeoutError, match=r"no answer from server:\d+ in 3 s"):
             await world.network.connect(world.client, world.address, Recorder, timeout_s=3)
@@ -284,7 +284,7 @@ def test_connecting_over_a_cut_link_waits_for_the_link_or_times_out(seed: int) -
 
 def test_connecting_to_nobody_is_refused() -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         with pytest.raises(ConnectionRefusedError, match="nobody listens on server:1"):
             await world.network.connect(world.client, Address("server", 1), Recorder)
         world.network.close(world.address)
@@ -298,7 +298,7 @@ def test_connecting_to_nobody_is_refused() -> None:
 
 def test_the_peer_of_a_crashed_node_sees_the_end_a_reset_or_silence_by_seed() -> None:
     async def main() -> tuple[str, str]:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         far.transport.write(b"last words")
         await asyncio.sleep(1)
@@ -325,7 +325,7 @@ def test_the_peer_of_a_crashed_node_sees_the_end_a_reset_or_silence_by_seed() ->
 
 def test_who_writes_to_a_process_that_is_gone_is_reset_unless_its_machine_is_silent() -> None:
     async def main() -> str:
-        world = World()
+        world = TwoMachines()
         near, _ = await world.connect(lambda: Recorder(keep_open=True))
         world.loop.nodes.crash(world.server)
         await asyncio.sleep(1)
@@ -344,7 +344,7 @@ def test_who_writes_to_a_process_that_is_gone_is_reset_unless_its_machine_is_sil
 @pytest.mark.parametrize("seed", range(30))
 def test_a_node_that_comes_back_is_reached_again_and_knows_no_old_connections(seed: int) -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, _ = await world.connect()
         world.loop.nodes.crash(world.server)
         await asyncio.sleep(10)
@@ -365,7 +365,7 @@ def test_a_node_that_comes_back_is_reached_again_and_knows_no_old_connections(se
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_frozen_node_is_connected_to_but_reads_only_when_it_thaws(seed: int) -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         world.loop.nodes.freeze(world.server)
         _, near = await world.network.connect(world.client, world.address, Recorder)
         near.transport.write(b"hello")
@@ -380,7 +380,7 @@ def test_a_frozen_node_is_connected_to_but_reads_only_when_it_thaws(seed: int) -
 
 def test_reset_breaks_what_is_between_two_machines_and_nothing_else() -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         other = world.loop.nodes.add("other")
         _, apart = await world.network.connect(other, world.address, Recorder)
@@ -397,7 +397,7 @@ def test_a_protocol_that_fails_on_data_loses_its_connection() -> None:
         def data_received(self, data: bytes) -> None:
             raise ValueError("cannot read this")
 
-    class FailingWorld(World):
+    class FailingWorld(TwoMachines):
         def accept(self) -> Recorder:
             self.accepted.append(Failing())
             return self.accepted[-1]
@@ -415,7 +415,7 @@ def test_a_protocol_that_fails_on_data_loses_its_connection() -> None:
 
 def test_a_transport_says_who_is_at_the_ends_and_refuses_what_asyncio_refuses() -> None:
     async def main() -> None:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         assert near.transport.get_extra_info("peername") == ("server", world.address.port)
         assert far.transport.get_extra_info("peername") == near.transport.get_extra_info("sockname")
@@ -438,7 +438,7 @@ def test_a_transport_says_who_is_at_the_ends_and_refuses_what_asyncio_refuses() 
 
 def test_links_have_their_own_latency() -> None:
     async def main() -> tuple[float, float]:
-        world = World(link=Link(jitter_ns=0, slow=0.0, split=0.0))
+        world = TwoMachines(link=Link(jitter_ns=0, slow=0.0, split=0.0))
         world.network.set_link("client", "server", Link(latency_ns=2_000_000_000, jitter_ns=0, slow=0), both=False)
         started = world.loop.time()
         await world.network.connect(world.client, world.address, Recorder)
@@ -453,7 +453,7 @@ def test_links_have_their_own_latency() -> None:
 
 def test_a_crashed_process_writes_no_more() -> None:
     async def main(server_writes: bool) -> None:
-        world = World()
+        world = TwoMachines()
         near, far = await world.connect()
         world.loop.nodes.crash(world.server)
         far.transport.write(b"from beyond")

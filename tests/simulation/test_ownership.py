@@ -26,7 +26,7 @@ from tests.support.history.ownership import Drawn
 if TYPE_CHECKING:
     from coterie.ownership.seats import Tenure
     from coterie.testing.simulation import Runner, Simulation
-    from tests.simulation.seat_cluster import Stage
+    from tests.simulation.seat_cluster import SimulatedSeats
 
 TRUSTED_S = TTL_S - MARGIN_S
 
@@ -203,7 +203,7 @@ async def test_lock_15_m13_a_grant_whose_answer_was_lost_is_not_acted_upon() -> 
         assert not occupied(stage) & set(lost)
 
 
-def occupied(stage: Stage) -> set[tuple[str, int]]:
+def occupied(stage: SimulatedSeats) -> set[tuple[str, int]]:
     """The seats and epochs on which somebody has ever sat."""
     return {(each.tenure.seat, each.tenure.epoch) for writers in stage.notes.writers.values() for each in writers}
 
@@ -245,7 +245,7 @@ async def test_lock_16_who_starts_again_is_another_incarnation() -> None:
 class Slow(NoOccupant):
     """Needs two seconds to be done, and says when it was asked."""
 
-    def __init__(self, tenure: Tenure, asked: dict[tuple[str, int], int], stage: Stage) -> None:
+    def __init__(self, tenure: Tenure, asked: dict[tuple[str, int], int], stage: SimulatedSeats) -> None:
         self._tenure, self._asked, self._stage = tenure, asked, stage
 
     async def drain(self) -> None:
@@ -304,7 +304,7 @@ async def test_gap_10_restarted_runners_draw_ids_from_few_machine_ids_without_a_
         await stage.settle()
 
 
-async def draw(stage: Stage, runner: Runner) -> None:
+async def draw(stage: SimulatedSeats, runner: Runner) -> None:
     """Draw some ids, if there is a machine id to be had."""
     for _ in range(5):
         try:

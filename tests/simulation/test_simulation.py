@@ -378,7 +378,7 @@ async def test_an_error_inside_of_the_block_is_the_one_that_is_seen() -> None:
         await cluster.kv.get("a")
 
 
-class Sitter(NoOccupant):
+class NotingOccupant(NoOccupant):
     """Notes for whom the cluster acts on its seat."""
 
     def __init__(self, seat: str, seen: dict[str, str]) -> None:
@@ -397,7 +397,7 @@ class Sitter(NoOccupant):
 @pytest.mark.simulated(seeds=5)
 async def test_whoever_sits_on_a_seat_acts_for_its_runner() -> None:
     seen: dict[str, str] = {}
-    async with simulate(cluster, runners=3, occupy=lambda _: lambda tenure: Sitter(tenure.seat, seen)) as sim:
+    async with simulate(cluster, runners=3, occupy=lambda _: lambda tenure: NotingOccupant(tenure.seat, seen)) as sim:
         await sim.wait_until(lambda: held(sim) == len(seen) == 4)
         await sim.wait_until(
             lambda: all(sim.owner(seat).incarnation == incarnation for seat, incarnation in seen.items())

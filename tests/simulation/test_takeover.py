@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from coterie.testing.simulation import Runner
-    from tests.simulation.seat_cluster import Stage
+    from tests.simulation.seat_cluster import SimulatedSeats
 
 MAILER = "singleton:mailer"
 LOST_S = TTL_S + 2 * RENEW_S + 2
@@ -222,7 +222,7 @@ class NeverDone(NoOccupant):
         await asyncio.Event().wait()
 
 
-TROUBLES: dict[str, Callable[[Stage, Runner], object]] = {
+TROUBLES: dict[str, Callable[[SimulatedSeats, Runner], object]] = {
     "none": lambda _, __: None,
     "requests lost": lambda _, runner: runner.cut("storage", "requests"),
     "replies lost": lambda _, runner: runner.cut("storage", "replies"),

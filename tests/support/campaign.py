@@ -287,7 +287,7 @@ _SOURCES = Path(__file__).parents[1]
 
 
 @dataclass
-class Tally:
+class CampaignCounts:
     """What became of all of them."""
 
     workload: str
@@ -318,9 +318,9 @@ class Tally:
         )
 
 
-def campaign(name: str, *, first: int, count: int, jobs: int, limits: Limits) -> Tally:
+def campaign(name: str, *, first: int, count: int, jobs: int, limits: Limits) -> CampaignCounts:
     """Run a range of seeds and talk about it on stderr."""
-    tally, began, spoke = Tally(name, count), time.perf_counter(), 0.0
+    tally, began, spoke = CampaignCounts(name, count), time.perf_counter(), 0.0
     redraw = sys.stderr.isatty()
     for seed in run_seeds(name, range(first, first + count), jobs=jobs, limits=limits):
         tally.add(seed)

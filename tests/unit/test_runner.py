@@ -146,7 +146,7 @@ class FakeMembership(Service):
             self.ended.cancel()
 
 
-class World:
+class RunnerEnvironment:
     """Everything around a runner, and what happened in it, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
+def world(monkeypatch: pytest.MonkeyPatch) -> RunnerEnvironment:
+    return RunnerEnvironment(monkeypatch)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -200,7 +200,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_it_listens_before_it_registers_and_until_it_has_left(world: World) -> None:
+async def test_it_listens_before_it_registers_and_until_it_has_left(world: RunnerEnvironment) -> None:
     """M2: others must reach a runner as long as they can know of it. Setups embrace all its seats."""
     async with world.runner(setups=[world.setup("first"), world.setup("second")]):
         world.log.append("works")
@@ -211,7 +211,7 @@ async def test_it_listens_before_it_registers_and_until_it_has_left(world: World
 
 
 async def test_an_evicted_runner_comes_back_as_another_incarnation(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: RunnerEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world.runner() as runner:
         old, storage = runner.incarnation, runner.storage
@@ -229,7 +229,7 @@ async def test_an_evicted_runner_comes_back_as_another_incarnation(
     assert "the event loop was blocked for 9.0 s" in warned[0].getMessage()
 
 
-async def test_nothing_of_the_old_life_runs_when_the_new_one_begins(world: World) -> None:
+async def test_nothing_of_the_old_life_runs_when_the_new_one_begins(world: RunnerEnvironment) -> None:
     class Watched(NoOccupant):
         def abandon(self) -> None:
             world.log.append("abandoned")
@@ -245,7 +245,7 @@ async def test_nothing_of_the_old_life_runs_when_the_new_one_begins(world: World
         assert runner.tenure("shard:default:1") is None
 
 
-async def test_it_comes_back_as_soon_as_the_database_is_there_again(world: World) -> None:
+async def test_it_comes_back_as_soon_as_the_database_is_there_again(world: RunnerEnvironment) -> None:
     down = PersistenceError(doing="register", problem="connection refused", outcome="unreachable")
     async with world.runner() as runner:
         world.failures += [down, down, RuntimeError("a bug")]
@@ -259,7 +259,9 @@ async def test_it_comes_back_as_soon_as_the_database_is_there_again(world: World
         await runner.ready(within_s=120)
 
 
-async def test_an_error_on_the_way_back_delays_it_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_on_the_way_back_delays_it_and_no_more(
+    world: RunnerEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The life that could not begin never ends: what begins again must not wait for that."""
     attempt, pauses = Runner._came_back, [RuntimeError("a bug between two attempts")]
 
@@ -279,7 +281,7 @@ async def test_an_error_on_the_way_back_delays_it_and_no_more(world: World, monk
 
 
 async def test_a_first_registration_that_is_answered_too_late_is_made_again_if_it_waits_for_its_database(
-    world: World,
+    world: RunnerEnvironment,
 ) -> None:
     late = PersistenceError(doing="register", problem="no answer within 1.33s", outcome="unknown")
     refused = PersistenceError(doing="register", problem="permission denied", outcome="refused")
@@ -301,7 +303,7 @@ async def test_a_first_registration_that_is_answered_too_late_is_made_again_if_i
         await hopeless.start()
 
 
-async def test_what_keeps_it_from_coming_back_is_in_the_error(world: World) -> None:
+async def test_what_keeps_it_from_coming_back_is_in_the_error(world: RunnerEnvironment) -> None:
     async with world.runner() as runner:
         world.failures += [PersistenceError(doing="register", problem="connection refused")] * 3
         world.membership.evict("test")
@@ -310,7 +312,7 @@ async def test_what_keeps_it_from_coming_back_is_in_the_error(world: World) -> N
             await runner.ready(within_s=0.001)
 
 
-async def test_it_can_be_stopped_while_it_comes_back(world: World) -> None:
+async def test_it_can_be_stopped_while_it_comes_back(world: RunnerEnvironment) -> None:
     async with world.runner() as runner:
         world.failures += [PersistenceError(doing="register", problem="connection refused")] * 1000
         world.membership.evict("test")
@@ -320,7 +322,7 @@ async def test_it_can_be_stopped_while_it_comes_back(world: World) -> None:
     assert all(membership.state is State.STOPPED for membership in world.made)
 
 
-async def test_ready_waits_for_the_first_settling_and_says_what_is_missing(world: World) -> None:
+async def test_ready_waits_for_the_first_settling_and_says_what_is_missing(world: RunnerEnvironment) -> None:
     async with world.runner() as runner:
         with pytest.raises(NotReady, match=r"not ready after 0.01s: it has not taken all of its seats yet") as caught:
             await runner.ready(within_s=0.01)
@@ -329,7 +331,7 @@ async def test_ready_waits_for_the_first_settling_and_says_what_is_missing(world
         await runner.ready(within_s=120)
 
 
-async def test_after_an_eviction_it_is_not_ready_until_it_has_settled_again(world: World) -> None:
+async def test_after_an_eviction_it_is_not_ready_until_it_has_settled_again(world: RunnerEnvironment) -> None:
     async with world.runner() as runner:
         world.membership.settled.set()
         await runner.ready(within_s=120)
@@ -339,7 +341,7 @@ async def test_after_an_eviction_it_is_not_ready_until_it_has_settled_again(worl
             await runner.ready(within_s=0.01)
 
 
-async def test_whoever_waits_for_a_runner_that_stops_is_told(world: World) -> None:
+async def test_whoever_waits_for_a_runner_that_stops_is_told(world: RunnerEnvironment) -> None:
     runner = world.runner()
     await runner.start()
     waiting = asyncio.create_task(runner.ready())
@@ -349,7 +351,7 @@ async def test_whoever_waits_for_a_runner_that_stops_is_told(world: World) -> No
         await waiting
 
 
-async def test_whoever_waits_for_a_runner_that_cannot_start_is_told(world: World) -> None:
+async def test_whoever_waits_for_a_runner_that_cannot_start_is_told(world: RunnerEnvironment) -> None:
     world.failures.append(PersistenceError(doing="register", problem="connection refused"))
     runner = world.runner()
     waiting = asyncio.create_task(runner.ready())
@@ -360,7 +362,7 @@ async def test_whoever_waits_for_a_runner_that_cannot_start_is_told(world: World
 
 
 async def test_a_runner_whose_own_task_keeps_failing_ends_and_says_why(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: RunnerEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = world.runner()
     told: list[str] = []
@@ -376,7 +378,7 @@ async def test_a_runner_whose_own_task_keeps_failing_ends_and_says_why(
     assert runner.state is State.STOPPED
 
 
-async def test_an_error_while_it_comes_back_does_not_keep_it_away(world: World) -> None:
+async def test_an_error_while_it_comes_back_does_not_keep_it_away(world: RunnerEnvironment) -> None:
     """A life is begun again, whatever the error was and wherever it struck."""
     async with world.runner() as runner:
         broken = world.membership.stop
@@ -391,7 +393,7 @@ async def test_an_error_while_it_comes_back_does_not_keep_it_away(world: World) 
         assert runner.incarnation == world.membership.incarnation
 
 
-async def test_what_was_not_given_back_is_known_afterwards(world: World) -> None:
+async def test_what_was_not_given_back_is_known_afterwards(world: RunnerEnvironment) -> None:
     """L1: a process that leaves others waiting for its lease does not claim to have left in order."""
 
     class Stubborn(NoOccupant):
@@ -408,7 +410,7 @@ async def test_what_was_not_given_back_is_known_afterwards(world: World) -> None
     assert world.log[-3:] == ["session closes", "listens no more", "storage stops"]
 
 
-async def test_it_draws_no_ids_out_of_trust_and_again_in_its_next_life(world: World) -> None:
+async def test_it_draws_no_ids_out_of_trust_and_again_in_its_next_life(world: RunnerEnvironment) -> None:
     runner = world.runner()
     assert runner._trusts(), "setups may draw"
     async with runner:
@@ -439,7 +441,7 @@ class Leaders:
         return occupy
 
 
-async def test_each_room_sits_on_its_own_kind_of_seats_and_the_rest_is_given(world: World) -> None:
+async def test_each_room_sits_on_its_own_kind_of_seats_and_the_rest_is_given(world: RunnerEnvironment) -> None:
     leaders, rest = Leaders(), Leaders()
     more = Definition(seat="cron:nightly", group="default")
     async with world.runner(workplaces=[leaders], occupy=rest.occupants, definitions=[more]):
@@ -453,7 +455,7 @@ async def test_each_room_sits_on_its_own_kind_of_seats_and_the_rest_is_given(wor
 # Setups
 
 
-async def test_a_setup_that_fails_ends_the_start_and_closes_those_before_it(world: World) -> None:
+async def test_a_setup_that_fails_ends_the_start_and_closes_those_before_it(world: RunnerEnvironment) -> None:
     @asynccontextmanager
     async def broken() -> AsyncIterator[None]:
         if world.log:
@@ -465,7 +467,7 @@ async def test_a_setup_that_fails_ends_the_start_and_closes_those_before_it(worl
     assert world.log == ["storage starts", "first opens", "first closes", "storage stops"]
 
 
-async def test_setups_stay_open_through_an_eviction(world: World) -> None:
+async def test_setups_stay_open_through_an_eviction(world: RunnerEnvironment) -> None:
     async with world.runner(setups=[world.setup("pool")]):
         world.membership.evict("test")
         await until(lambda: len(world.made) == 2 and world.membership.state is State.RUNNING)
@@ -474,7 +476,7 @@ async def test_setups_stay_open_through_an_eviction(world: World) -> None:
 
 
 async def test_a_setup_that_hangs_or_fails_when_it_closes_does_not_keep_the_process(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: RunnerEnvironment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("coterie.setup.CLOSING_S", 0.01)
 
@@ -497,7 +499,7 @@ async def test_a_setup_that_hangs_or_fails_when_it_closes_does_not_keep_the_proc
 
 
 async def test_a_runner_stopped_while_a_setup_opens_closes_what_is_open(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: RunnerEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     entered = asyncio.Event()
 
@@ -533,7 +535,7 @@ def rows() -> tuple[RunnerRow, ...]:
 
 @pytest.mark.parametrize(("wanted", "told"), [("anna", "id-1"), ("id-2", "id-2")])
 async def test_a_client_drains_a_runner_by_its_name_or_id(
-    world: World, rows: tuple[RunnerRow, ...], wanted: str, told: str
+    world: RunnerEnvironment, rows: tuple[RunnerRow, ...], wanted: str, told: str
 ) -> None:
     async with Client(Settings.load({}, environ={}), world.parts()) as client:
         storage = client.storage
@@ -550,7 +552,7 @@ async def test_a_client_drains_a_runner_by_its_name_or_id(
     [("dora", "there are: anna, bert, bert, clara"), ("bert", "the ids id-2, id-3"), ("clara", "just left")],
 )
 async def test_a_drain_of_nobody_or_of_two_is_refused_with_what_there_is(
-    world: World, rows: tuple[RunnerRow, ...], wanted: str, problem: str
+    world: RunnerEnvironment, rows: tuple[RunnerRow, ...], wanted: str, problem: str
 ) -> None:
     async with Client(Settings.load({}, environ={}), world.parts()) as client:
         storage = client.storage

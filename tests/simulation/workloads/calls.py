@@ -74,7 +74,7 @@ class Fenced(Exception):
 
 
 @dataclass
-class Stage:
+class SimulatedCalls:
     """A cluster with its entity, and what was noted of its calls."""
 
     cluster: Cluster
@@ -83,9 +83,9 @@ class Stage:
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
 
-def new_stage() -> Stage:
+def new_stage() -> SimulatedCalls:
     """A fresh program."""
-    stage = Stage(Cluster("sqlite://", shards=SHARDS, drain="3s"))
+    stage = SimulatedCalls(Cluster("sqlite://", shards=SHARDS, drain="3s"))
     cluster = stage.cluster
 
     @cluster.entity(mailbox=3, max_idle="20s")
@@ -147,7 +147,7 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
     return judged
 
 
-async def call_on(stage: Stage, client: int, *, until_s: float) -> None:
+async def call_on(stage: SimulatedCalls, client: int, *, until_s: float) -> None:
     """One client: a call after the other, each with a deadline of its own."""
     loop = current_loop()
     random = stream(loop.seed, f"client {client}")
@@ -156,7 +156,7 @@ async def call_on(stage: Stage, client: int, *, until_s: float) -> None:
         await call_once(stage, random)
 
 
-async def call_once(stage: Stage, random: Stream) -> None:
+async def call_once(stage: SimulatedCalls, random: Stream) -> None:
     loop = current_loop()
     number, within_s = next(stage.numbers), random.choice(TIMEOUTS_S)
     entity, other = (f"account-{random.randrange(ENTITIES)}" for _ in range(2))
@@ -182,7 +182,7 @@ def did_not_run(error: Exception) -> bool:
     return isinstance(error, EntityNotAssigned | MailboxFull)
 
 
-async def all_answer(stage: Stage) -> None:
+async def all_answer(stage: SimulatedCalls) -> None:
     """Without faults every entity can be called within a minute."""
     loop = current_loop()
     for number in range(ENTITIES):

@@ -19,7 +19,7 @@ from coterie.testing.loop.seeds import stream
 from coterie.testing.simulation import simulate
 from tests.simulation.workloads.calls import EVERYTHING
 from tests.simulation.workloads.cron_history import judge
-from tests.simulation.workloads.crons import START_AT, Stage, all_quiet, calm
+from tests.simulation.workloads.crons import START_AT, SimulatedCrons, all_quiet, calm
 
 if TYPE_CHECKING:
     from coterie.testing.simulation import Simulation
@@ -31,7 +31,7 @@ DEPLOYS = 4
 async def main(*, runners: int = RUNNERS, deploys: int = DEPLOYS, least: int = 40) -> int:
     """One seed: some deploys and roll-backs under faults, the new program at last, then calm, then judgement."""
     old, new = (Cluster("sqlite://", shards=2, drain="3s") for _ in range(2))
-    stage = Stage(old)
+    stage = SimulatedCrons(old)
     _define(stage, new)
     faults = [fault for fault in EVERYTHING if not isinstance(fault, StorageClockSteps)]
     async with simulate(old, runners=0, faults=faults, start_at=START_AT) as sim:
@@ -54,7 +54,7 @@ async def main(*, runners: int = RUNNERS, deploys: int = DEPLOYS, least: int = 4
     return len(events)
 
 
-def _define(stage: Stage, new: Cluster) -> None:
+def _define(stage: SimulatedCrons, new: Cluster) -> None:
     before, after = partial(stage.define, stage.cluster), partial(stage.define, new)
     before("edited", "* * * * * *", longest_s=0.5, catch_up="all")
     after("edited", "*/4 * * * * *", longest_s=0.5, catch_up="all")

@@ -121,7 +121,7 @@ end;
 """
 
 
-class Noted(NamedTuple):
+class DatabaseEvent(NamedTuple):
     """A row of the database's part."""
 
     place: int
@@ -178,17 +178,17 @@ class CronHistory:
     def events(self) -> list[Event]:
         """All of it, in order."""
         assert self._sim is not None, "it watches"
-        rows = [Noted(*row) for row in self._sim.database.main.execute("select * from log order by place")]
+        rows = [DatabaseEvent(*row) for row in self._sim.database.main.execute("select * from log order by place")]
         placed = [*self._committed(rows), *self.noted]
         return [event for _, event in sorted(placed, key=lambda each: each[0])]
 
-    def _committed(self, rows: Iterable[Noted]) -> Iterator[tuple[int, Event]]:
+    def _committed(self, rows: Iterable[DatabaseEvent]) -> Iterator[tuple[int, Event]]:
         for row in rows:
             event = self._event(row)
             if event is not None:
                 yield row.place, event
 
-    def _event(self, row: Noted) -> Event | None:
+    def _event(self, row: DatabaseEvent) -> Event | None:
         if row.what in ("granted", "defined"):
             kind, name = Seat.split(row.cron)
             if kind != "cron":
@@ -203,7 +203,7 @@ class CronHistory:
         return _about_a_tick(row)
 
 
-def _about_a_tick(row: Noted) -> Event:
+def _about_a_tick(row: DatabaseEvent) -> Event:
     if row.what == "given":
         at, until, now = to_datetime(row.at_ns), to_datetime(row.a), to_datetime(row.now_ns)
         return Given(row.cron, at, until, row.b, row.c, row.epoch, row.attempt, now, row.together)

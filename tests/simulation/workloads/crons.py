@@ -51,7 +51,7 @@ class Defect(Exception):
 
 
 @dataclass
-class Stage:
+class SimulatedCrons:
     """A cluster with its crons, and what was noted."""
 
     cluster: Cluster
@@ -108,9 +108,9 @@ def key_of(tick: Tick) -> TickKey:
     return TickKey(tick.name, "manual" if tick.manual else "scheduled", tick.scheduled_at, int(tick.manual))
 
 
-def new_stage(**settings: Any) -> Stage:
+def new_stage(**settings: Any) -> SimulatedCrons:
     """A fresh program."""
-    stage = Stage(Cluster("sqlite://", **{"shards": 2, "drain": "3s", **settings}))
+    stage = SimulatedCrons(Cluster("sqlite://", **{"shards": 2, "drain": "3s", **settings}))
     define = partial(stage.define, stage.cluster)
     rest = Breaker(failures=2, reset="15s")
     define("each", "* * * * * *", longest_s=0.5, catch_up="all")
@@ -159,7 +159,7 @@ async def _outage(sim: Simulation, lasting_s: float) -> None:
             runner.start()
 
 
-async def calm(stage: Stage) -> None:
+async def calm(stage: SimulatedCrons) -> None:
     """No fault any more, and nothing is paused any more."""
     sim = stage.sim
     assert sim is not None
@@ -170,7 +170,7 @@ async def calm(stage: Stage) -> None:
         await sim.wait_until(partial(_resumed, stage, name))
 
 
-async def unheard(stage: Stage) -> None:
+async def unheard(stage: SimulatedCrons) -> None:
     """Trigger each, and have nobody told of it: those who hold them look now and then [M9]."""
     sim = stage.sim
     assert sim is not None
@@ -180,7 +180,7 @@ async def unheard(stage: Stage) -> None:
         await Client(stage).trigger(name)
 
 
-async def _resumed(stage: Stage, name: str) -> bool:
+async def _resumed(stage: SimulatedCrons, name: str) -> bool:
     try:
         await stage.cluster.crons.resume(name)
     except PersistenceError:  # it may be down for a moment more
@@ -188,7 +188,7 @@ async def _resumed(stage: Stage, name: str) -> bool:
     return True
 
 
-async def all_quiet(stage: Stage) -> None:
+async def all_quiet(stage: SimulatedCrons) -> None:
     """Wait until all that is due now is over; what never ends is found by the judge."""
     sim = stage.sim
     assert sim is not None
@@ -215,7 +215,7 @@ def _is_busy(sim: Simulation, cron: Cron, now: datetime) -> bool:
 class Client:
     """Somebody who triggers, pauses and resumes."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: SimulatedCrons) -> None:
         self._stage = stage
         self._crons = stage.cluster.crons
         self._random: Stream = stream(current_loop().seed, "client")

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from coterie.testing.loop.seeds import Stream
     from coterie.testing.simulation import Simulation
     from tests.simulation.workloads.flow_plans import Act
-    from tests.simulation.workloads.flow_program import Stage
+    from tests.simulation.workloads.flow_program import SimulatedFlows
 
 
 class Client:
     """Somebody who starts, resolves, interrupts and resumes."""
 
-    def __init__(self, stage: Stage, sim: Simulation, draw: Callable[[Stream], list[Act]]) -> None:
+    def __init__(self, stage: SimulatedFlows, sim: Simulation, draw: Callable[[Stream], list[Act]]) -> None:
         self._stage = stage
         self._draw = draw
         self._cluster = stage.cluster

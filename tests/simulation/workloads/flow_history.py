@@ -103,7 +103,7 @@ class Defect(Exception):
     """What a step raises now and then; with its mark."""
 
 
-class Noted(NamedTuple):
+class DatabaseEvent(NamedTuple):
     """A row of the database's part."""
 
     place: int
@@ -153,7 +153,7 @@ class FlowHistory:
     def events(self) -> list[Event]:
         """All of it, in order."""
         assert self._sim is not None, "it watches"
-        rows = [Noted(*row) for row in self._sim.database.main.execute("select * from log order by place")]
+        rows = [DatabaseEvent(*row) for row in self._sim.database.main.execute("select * from log order by place")]
         placed = [*((row.place, _event(row)) for row in rows), *self.noted]
         return [event for _, event in sorted(placed, key=lambda each: each[0])]
 
@@ -167,7 +167,7 @@ def said(error: BaseException) -> str:
     return f"failed {error.args[0]}" if isinstance(error, Defect) else type(error).__name__
 
 
-def _event(row: Noted) -> Event:
+def _event(row: DatabaseEvent) -> Event:
     if row.what == "granted":
         return Grant(row.unit, row.a, row.b)
     if row.what == "begun":
@@ -189,13 +189,13 @@ def _event(row: Noted) -> Event:
     return kinds[row.what](row.unit)
 
 
-def _given(row: Noted) -> str:
+def _given(row: DatabaseEvent) -> str:
     if row.c is not None:
         return said(failure.unpack(row.c))
     return "" if row.b is None or row.kind == "child" else str(msgspec.msgpack.decode(row.b))
 
 
-def _value(row: Noted) -> str:
+def _value(row: DatabaseEvent) -> str:
     if row.c is not None:
         return f"rejected {row.c}"
     return "" if row.name.startswith("child:") else str(msgspec.msgpack.decode(row.b))

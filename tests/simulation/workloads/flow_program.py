@@ -42,7 +42,7 @@ class Number:
 
 
 @dataclass
-class Stage:
+class SimulatedFlows:
     """A cluster with its workflow and its leader, and what was noted."""
 
     cluster: Cluster
@@ -99,7 +99,7 @@ BRANCHES = {"both": _gathered, "group": _grouped}
 class Player:
     """Does what a plan says, in one run of a workflow."""
 
-    stage: Stage
+    stage: SimulatedFlows
     workflow: Workflow
     unit: str
 
@@ -169,9 +169,9 @@ class Player:
         return self.stage.saw(self.unit, child, given, "child")
 
 
-def new_stage(**settings: Any) -> Stage:
+def new_stage(**settings: Any) -> SimulatedFlows:
     """A fresh program."""
-    stage = Stage(Cluster("sqlite://", **{"shards": 4, "drain": "3s", **settings}))
+    stage = SimulatedFlows(Cluster("sqlite://", **{"shards": 4, "drain": "3s", **settings}))
 
     @stage.cluster.workflow
     async def flow(workflow: Workflow, plan: list[Act]) -> list[str]:
@@ -190,7 +190,7 @@ def new_stage(**settings: Any) -> Stage:
     return stage
 
 
-async def _import(stage: Stage, leader: Leader[Number]) -> None:
+async def _import(stage: SimulatedFlows, leader: Leader[Number]) -> None:
     """A unit of a leader, which whoever leads next goes on with."""
     key = f"import {leader.state.n}"
     name = f"singleton:{leader.name}/{key}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coterie.testing.loop.seeds import Stream
     from coterie.testing.simulation import Simulation
     from tests.simulation.workloads.flow_plans import Act
-    from tests.simulation.workloads.flow_program import Stage
+    from tests.simulation.workloads.flow_program import SimulatedFlows
 
 RUNNERS = 3
 LASTING_S = 40
@@ -74,7 +74,7 @@ async def main(
     return judged
 
 
-async def calm(stage: Stage, sim: Simulation) -> None:
+async def calm(stage: SimulatedFlows, sim: Simulation) -> None:
     """No fault any more; after a while all know who holds what."""
     await sim.calm()
     for runner in sim.runners:
@@ -100,7 +100,7 @@ def unheard(sim: Simulation) -> None:
         sim.network.cut(sim.loop.test.name, runner.name)
 
 
-async def silence(stage: Stage, sim: Simulation) -> None:
+async def silence(stage: SimulatedFlows, sim: Simulation) -> None:
     """Wait until all runs are over; what never ends is found by the judge."""
     stage.is_over = True
     for _ in range(SILENCE_S):

@@ -12,7 +12,7 @@ from coterie.testing import faults
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Runner, simulate
-from tests.support.history.ownership import Final, NothingLostNothingDoubled, Told, check
+from tests.support.history.ownership import AppendOutcome, Final, NothingLostNothingDoubled, check
 
 if TYPE_CHECKING:
     from coterie.testing.loop.seeds import Stream
@@ -25,7 +25,7 @@ KEYS = 6
 async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
     """One seed: faults throughout, then calm, then judgement. How many writes were judged."""
     cluster = Cluster("sqlite://", shards=1)
-    told: list[Told] = []
+    told: list[AppendOutcome] = []
     numbers = itertools.count(1)
 
     async def body(runner: Runner) -> None:
@@ -45,23 +45,23 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
     return judged
 
 
-async def append(cluster: Cluster, random: Stream, numbers: itertools.count[int], told: list[Told]) -> None:
+async def append(cluster: Cluster, random: Stream, numbers: itertools.count[int], told: list[AppendOutcome]) -> None:
     """Append until the runner dies."""
     while True:
         await asyncio.sleep(random.expovariate(0.5))
         key, number = name(random.randrange(KEYS)), next(numbers)
         place = len(told)
-        told.append(Told(key, number, "unknown"))  # should this runner die now, nobody knows
+        told.append(AppendOutcome(key, number, "unknown"))  # should this runner die now, nobody knows
         try:
             seen = await cluster.kv.modify(key, partial(with_number, number))
         except (NotStarted, ShuttingDown):
-            told[place] = Told(key, number, "failed")
+            told[place] = AppendOutcome(key, number, "failed")
             return
         except PersistenceError as error:
             if error.outcome != "unknown":
-                told[place] = Told(key, number, "failed")
+                told[place] = AppendOutcome(key, number, "failed")
         else:
-            told[place] = Told(key, number, "ok", tuple(seen or ()))
+            told[place] = AppendOutcome(key, number, "ok", tuple(seen or ()))
 
 
 def with_number(number: int, old: list[int] | None) -> list[int]:

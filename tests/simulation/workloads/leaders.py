@@ -25,6 +25,7 @@ from coterie.testing.simulation import Simulation, simulate
 from tests.simulation.workloads.fenced import HISTORY
 from tests.support.history.leader_checkers import HooksInOrder, Led, OnlyTheLeaderLeads, Outlived
 from tests.support.history.ownership import (
+    AppendOutcome,
     EpochsGrow,
     Final,
     Grant,
@@ -32,7 +33,6 @@ from tests.support.history.ownership import (
     NothingLostNothingDoubled,
     OneChain,
     Saved,
-    Told,
     Violation,
     check,
 )
@@ -58,7 +58,7 @@ class Ledger:
 
 
 @dataclass
-class Stage:
+class SimulatedLeaders:
     """A cluster with its singletons, and what was noted, each thing after so many rows of the database's history."""
 
     cluster: Cluster
@@ -101,9 +101,9 @@ class Stage:
         try:
             await self._append(leader, how, number)
         except BaseException as error:
-            self.note(Told(KEY, number, "unknown" if _is_in_doubt(error) else "failed"))
+            self.note(AppendOutcome(KEY, number, "unknown" if _is_in_doubt(error) else "failed"))
             raise
-        self.note(Told(KEY, number, "ok", tuple(leader.state.numbers)))
+        self.note(AppendOutcome(KEY, number, "ok", tuple(leader.state.numbers)))
 
     async def _append(self, leader: Leader[Ledger], how: int, number: int) -> None:
         if how == 0:
@@ -128,9 +128,9 @@ class Stage:
         return [event for _, _, event in sorted(both, key=lambda each: each[:2])]
 
 
-def new_stage(**settings: Any) -> Stage:
+def new_stage(**settings: Any) -> SimulatedLeaders:
     """A fresh program."""
-    stage = Stage(Cluster("sqlite://", shards=2, **{"drain": "3s", "heartbeat": "5s", **settings}))
+    stage = SimulatedLeaders(Cluster("sqlite://", shards=2, **{"drain": "3s", "heartbeat": "5s", **settings}))
 
     async def become(leader: Leader[Ledger]) -> None:
         stage.led("becoming", leader)
@@ -166,7 +166,7 @@ def new_stage(**settings: Any) -> Stage:
 
 
 @contextmanager
-def _stubborn(stage: Stage, leader: Leader[Ledger], *, is_stubborn: bool) -> Iterator[None]:
+def _stubborn(stage: SimulatedLeaders, leader: Leader[Ledger], *, is_stubborn: bool) -> Iterator[None]:
     """Now and then a body leaves something behind that goes on writing after it was cancelled."""
     try:
         yield
@@ -176,7 +176,7 @@ def _stubborn(stage: Stage, leader: Leader[Ledger], *, is_stubborn: bool) -> Ite
         raise
 
 
-async def _haunt(stage: Stage, leader: Leader[Ledger]) -> None:
+async def _haunt(stage: SimulatedLeaders, leader: Leader[Ledger]) -> None:
     for _ in range(5):
         await asyncio.sleep(0.5)
         try:
@@ -200,12 +200,12 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS) -> int:
     return judge(stage)
 
 
-def has_saved(stage: Stage, *, since: int = 0) -> bool:
+def has_saved(stage: SimulatedLeaders, *, since: int = 0) -> bool:
     """Whether an append was acknowledged, after so many notes."""
-    return any(isinstance(event, Told) and event.outcome == "ok" for _, event in stage.notes[since:])
+    return any(isinstance(event, AppendOutcome) and event.outcome == "ok" for _, event in stage.notes[since:])
 
 
-def judge(stage: Stage, *, least: int = 10) -> int:
+def judge(stage: SimulatedLeaders, *, least: int = 10) -> int:
     """After everybody has left; the number of events. Raises `Violation`."""
     history = stage.history()
     final = next((event.value for event in reversed(history) if isinstance(event, Saved)), ())
@@ -224,7 +224,7 @@ def judge(stage: Stage, *, least: int = 10) -> int:
     return judged
 
 
-def _judge_transactions(stage: Stage, final: set[int]) -> None:
+def _judge_transactions(stage: SimulatedLeaders, final: set[int]) -> None:
     """B3: SQL and state of one transaction are there together, or neither is."""
     assert stage.sim is not None
     entries = {number for (number,) in stage.sim.database.main.execute("select number from entries")}

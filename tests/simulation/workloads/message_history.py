@@ -138,7 +138,7 @@ class Strange(Event):
     committed: Book
 
 
-class Noted(NamedTuple):
+class DatabaseEvent(NamedTuple):
     """A row of the database's part."""
 
     at: int
@@ -152,7 +152,7 @@ class Noted(NamedTuple):
 
 
 @dataclass
-class Mail:
+class MessageHistory:
     """The history of one run."""
 
     noted: list[tuple[int, Event]] = field(default_factory=list)
@@ -207,7 +207,7 @@ class Mail:
         """In order; last what callers were told, and what is left."""
         assert self._sim is not None, "it watches"
         main = self._sim.database.main
-        rows = [Noted(*row) for row in main.execute("select at, at_ns, what, id, entity, a, b, c from mail")]
+        rows = [DatabaseEvent(*row) for row in main.execute("select at, at_ns, what, id, entity, a, b, c from mail")]
         committed = [(row.at, event) for row in rows for event in _events(row)]
         events = [event for _, event in sorted([*committed, *self.noted], key=lambda each: each[0])]
         ids = {event.number: event.message for event in events if isinstance(event, Stored)}
@@ -322,7 +322,7 @@ def book_of(data: bytes) -> Book:
     return msgspec.convert(book, Book)
 
 
-def _events(row: Noted) -> Iterator[Event]:
+def _events(row: DatabaseEvent) -> Iterator[Event]:
     """What a row of the database's part means."""
     if row.what == "granted":
         yield Grant(row.id, row.a, row.b)

@@ -20,7 +20,7 @@ from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
 from tests.simulation.workloads.calls import EVERYTHING
-from tests.simulation.workloads.message_history import ATTEMPTS, Asked, Book, Mail, Strange, book_of, judge
+from tests.simulation.workloads.message_history import ATTEMPTS, Asked, Book, MessageHistory, Strange, book_of, judge
 from tests.support.history.message_events import Over, Sent
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Defect(Exception):
 
 
 @dataclass
-class Stage:
+class SimulatedBank:
     """A cluster with its accounts, and what was noted."""
 
     cluster: Cluster
     account: type[Any] = Entity
-    mail: Mail = field(default_factory=Mail)
+    mail: MessageHistory = field(default_factory=MessageHistory)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     sim: Simulation | None = None
     has_defects: bool = True
@@ -107,9 +107,9 @@ class Stage:
             raise Defect(f"{number} fails this time")
 
 
-def new_stage(**settings: Any) -> Stage:
+def new_stage(**settings: Any) -> SimulatedBank:
     """A fresh program."""
-    stage = Stage(Cluster("sqlite://", **{"shards": SHARDS, "drain": "3s", **settings}))
+    stage = SimulatedBank(Cluster("sqlite://", **{"shards": SHARDS, "drain": "3s", **settings}))
     cluster = stage.cluster
 
     @cluster.entity(mailbox=4, max_idle="20s", retry=Retry(attempts=ATTEMPTS, base="200ms"))
@@ -187,7 +187,7 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS, least: i
     return done
 
 
-async def all_quiet(stage: Stage) -> None:
+async def all_quiet(stage: SimulatedBank) -> None:
     """Wait until nothing is pending; what never ends is found by the judge."""
     assert stage.sim is not None
     main = stage.sim.database.main
@@ -200,7 +200,7 @@ async def all_quiet(stage: Stage) -> None:
 class Client:
     """One of those who send, one call after the other."""
 
-    def __init__(self, stage: Stage, number: int) -> None:
+    def __init__(self, stage: SimulatedBank, number: int) -> None:
         self._stage = stage
         self._cluster = stage.cluster
         self._name = f"client {number}"

@@ -62,7 +62,7 @@ class Trusted(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Event):
+class AppendOutcome(Event):
     """What a client was told of appending one unique number to a list: the list it saw, if it was acknowledged."""
 
     key: str
@@ -280,12 +280,12 @@ class NothingLostNothingDoubled:
     Each acknowledged list is a beginning of the final one: all agree on one order.
     """
 
-    _told: list[Told] = field(default_factory=list)
+    _told: list[AppendOutcome] = field(default_factory=list)
     _final: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def see(self, event: Event) -> None:
         """Remember what clients were told, and the end."""
-        if isinstance(event, Told):
+        if isinstance(event, AppendOutcome):
             self._told.append(event)
         elif isinstance(event, Final):
             self._final[event.key] = event.value

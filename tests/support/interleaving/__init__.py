@@ -14,21 +14,21 @@ and `sessions.py` (one side of it, and the database).
 """
 
 from tests.support.interleaving.orders import Count, explore
-from tests.support.interleaving.run import Run, Stage
-from tests.support.interleaving.scripts import COMMIT, Ground, Loss, Pair, Script, Step, atomic, losses
-from tests.support.interleaving.track import Told
+from tests.support.interleaving.run import Run, SessionPair
+from tests.support.interleaving.scripts import COMMIT, Loss, Pair, PairTables, Script, Step, atomic, losses
+from tests.support.interleaving.track import SessionOutcome
 
 __all__ = [
     "COMMIT",
     "Count",
-    "Ground",
     "Loss",
     "Pair",
+    "PairTables",
     "Run",
     "Script",
-    "Stage",
+    "SessionOutcome",
+    "SessionPair",
     "Step",
-    "Told",
     "atomic",
     "explore",
     "losses",

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Self
 
 from coterie.kernel.service import Tasks
 from tests.support.interleaving.sessions import POLL_S, STUCK_S, Session, Watcher
-from tests.support.interleaving.track import Told, Track
+from tests.support.interleaving.track import SessionOutcome, Track
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tests.support.interleaving.scripts import Ground, Loss, Pair, Rows, Side
+    from tests.support.interleaving.scripts import Loss, Pair, PairTables, Rows, Side
     from tests.support.interleaving.sessions import Connect
 
 REPEATS_MOST = 20
@@ -27,7 +27,7 @@ class Run:
 
     pair: Pair
     loss: Loss | None
-    told: Mapping[Side, Told]
+    told: Mapping[Side, SessionOutcome]
     order: str = ""
     choices: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -36,12 +36,12 @@ class Run:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def a(self) -> Told:
+    def a(self) -> SessionOutcome:
         """What the first session knows."""
         return self.told["A"]
 
     @property
-    def b(self) -> Told:
+    def b(self) -> SessionOutcome:
         """What the second session knows."""
         return self.told["B"]
 
@@ -58,7 +58,7 @@ class Run:
         return "\n".join((*head, *turns, *ends, *tables, f"  to repeat: {self.id!r}"))
 
 
-class Stage:
+class SessionPair:
     """Two sessions and a watcher on one database, used for run after run.
 
     Args:
@@ -67,7 +67,7 @@ class Stage:
         ground: The tables.
     """
 
-    def __init__(self, connect: Connect, watch: Connect, ground: Ground) -> None:
+    def __init__(self, connect: Connect, watch: Connect, ground: PairTables) -> None:
         self._connect = connect
         self._sessions: dict[Side, Session] = {}
         self._watch = watch

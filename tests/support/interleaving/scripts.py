@@ -120,7 +120,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class PairTables:
     """The tables of all pairs: how to empty them, what a judge sees of them, what holds in every run."""
 
     reset: str

@@ -22,7 +22,7 @@ AGAIN = {"40P01", "55P03", "40001"}
 
 
 @dataclass(slots=True)
-class Told:
+class SessionOutcome:
     """What a session knows after a run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Track:
 
     def __init__(self, side: Side, script: Script, session: Session, tasks: Tasks) -> None:
         self.side = side
-        self.told = Told()
+        self.told = SessionOutcome()
         self.session = session
         self.zombie = False  # the client is gone, the server may still be at work for it
         self.waiting = False

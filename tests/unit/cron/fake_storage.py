@@ -234,7 +234,7 @@ class FakeStorage:
     units: FakeUnits
 
 
-class Stage:
+class HeldCron:
     """A cron on a seat that is held until the test says otherwise. Nothing of it waits by chance."""
 
     def __init__(self, cron: Cron, *, drain: str = "3s", believes: datetime = NOON) -> None:

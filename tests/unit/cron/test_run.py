@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie import LeadershipLost, Retry, current
-from tests.unit.cron.fake_storage import Stage, cron, noon, row, unknown, unreachable
+from tests.unit.cron.fake_storage import HeldCron, cron, noon, row, unknown, unreachable
 
 if TYPE_CHECKING:
     from coterie import Tick
@@ -35,7 +35,7 @@ async def test_a_run_that_ends_well_is_one_write() -> None:
         seen.append((tick.name, tick.scheduled_at, tick.attempt, tick.manual, tick.epoch, current().seat))
         await asyncio.sleep(2)
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     await asyncio.sleep(1.25)
     assert await stage.running(row(noon(1))).run() == "ran"
     assert seen == [("x", noon(1), 1, False, 7, "cron:x")]
@@ -48,11 +48,11 @@ async def test_a_run_that_ends_well_is_one_write() -> None:
 async def test_lateness_of_a_triggered_one_counts_from_when_it_was_asked_for_and_with_jitter_from_when_it_is_due() -> (
     None
 ):
-    stage = Stage(cron())
+    stage = HeldCron(cron())
     await asyncio.sleep(3)
     await stage.running(row(noon(-86_400), kind="manual", seq=1, claimed_at=noon(2.5))).run()
     assert stage.ticks.notes[0].late_s == pytest.approx(0.5)
-    jittery = Stage(cron(jitter="2s"), believes=noon(3))
+    jittery = HeldCron(cron(jitter="2s"), believes=noon(3))
     await jittery.running(row(noon(0))).run()
     delay_s = jittery.cron.policy.delay.total_seconds()
     assert delay_s > 0
@@ -66,7 +66,7 @@ async def test_c6_what_raises_is_tried_as_often_as_its_policy_says_and_each_erro
         at.append(asyncio.get_running_loop().time())
         await failing(tick)
 
-    stage = Stage(cron(body=body, retry=Retry(attempts=3, base="1s", jitter=0)))
+    stage = HeldCron(cron(body=body, retry=Retry(attempts=3, base="1s", jitter=0)))
     assert await stage.running(row()).run() == "failed"
     assert [(note.attempt, note.again, note.outcome, len(note.errors or ())) for note in stage.ticks.notes] == [
         (1, False, None, 1),
@@ -89,14 +89,14 @@ async def test_c6_with_another_attempt_the_body_sees_its_number() -> None:
         if tick.attempt < 3:
             await failing(tick)
 
-    stage = Stage(cron(body=body, retry=Retry(attempts=5)))
+    stage = HeldCron(cron(body=body, retry=Retry(attempts=5)))
     assert await stage.running(row()).run() == "ran"
     assert numbers == [1, 2, 3]
     assert stage.ticks.outcomes() == [(0, "ran", 3)]
 
 
 async def test_m9_what_a_lost_runner_has_begun_goes_on_with_its_number_and_its_errors() -> None:
-    stage = Stage(cron(body=failing, retry=Retry(attempts=3)))
+    stage = HeldCron(cron(body=failing, retry=Retry(attempts=3)))
     found = row(attempt=2, errors=("attempt 1: it was",), late_s=0.5)
     stage.ticks.rows["scheduled", noon(0), 0] = found
     await asyncio.sleep(9)
@@ -115,7 +115,7 @@ async def test_a_tick_that_is_lost_again_and_again_is_given_up(attempts: int) ->
     async def body(tick: Tick) -> None:
         began.append(tick.attempt)
 
-    stage = Stage(cron(body=body, retry=Retry(attempts=attempts)))
+    stage = HeldCron(cron(body=body, retry=Retry(attempts=attempts)))
     for attempt in (attempts + 4, attempts + 5):
         found = row(noon(attempt), attempt=attempt)
         stage.ticks.rows["scheduled", noon(attempt), 0] = found
@@ -127,7 +127,7 @@ async def test_a_tick_that_is_lost_again_and_again_is_given_up(attempts: int) ->
 
 
 async def test_of_very_many_errors_the_first_and_the_last_are_kept() -> None:
-    stage = Stage(cron(body=failing, retry=Retry(attempts=30, base="1ms", max="1ms")))
+    stage = HeldCron(cron(body=failing, retry=Retry(attempts=30, base="1ms", max="1ms")))
     assert await stage.running(row()).run() == "failed"
     kept = stage.ticks.notes[-1].errors or ()
     assert [int(error.split()[1].rstrip(":")) for error in kept] == [1, *range(12, 31)]
@@ -139,7 +139,7 @@ async def test_a_long_or_hostile_error_is_cut_and_stored(caplog: pytest.LogCaptu
     async def body(tick: Tick) -> None:
         raise ValueError("\0\ud800" + "x" * 100_000)
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     await stage.running(row()).run()
     ((error,),) = [note.errors or () for note in stage.ticks.notes]
     assert len(error) < 5_000
@@ -148,7 +148,7 @@ async def test_a_long_or_hostile_error_is_cut_and_stored(caplog: pytest.LogCaptu
 
 
 async def test_where_an_error_came_from_begins_in_the_user_s_code() -> None:
-    stage = Stage(cron(body=failing))
+    stage = HeldCron(cron(body=failing))
     await stage.running(row()).run()
     (error,) = stage.ticks.notes[-1].errors or ()
     assert error.splitlines()[1].startswith(f'  File "{__file__}"')
@@ -167,7 +167,7 @@ async def test_c6_a_body_that_takes_too_long_is_cancelled_and_may_clean_up() -> 
             await asyncio.sleep(1)
             cleaned.append(asyncio.get_running_loop().time())
 
-    stage = Stage(cron(body=body, timeout="5s"))
+    stage = HeldCron(cron(body=body, timeout="5s"))
     assert await stage.running(row()).run() == "failed"
     assert cleaned == [6]
     assert stage.ticks.notes[-1].errors == ("attempt 1: TimeoutError: it did not end within 5s",)
@@ -181,7 +181,7 @@ async def test_c6_a_body_that_ignores_its_cancellation_is_left_behind(caplog: py
             with suppress(asyncio.CancelledError):
                 await over.wait()
 
-    stage = Stage(cron(body=body, timeout="5s"))
+    stage = HeldCron(cron(body=body, timeout="5s"))
     assert await stage.running(row()).run() == "failed"
     assert asyncio.get_running_loop().time() == 8, "the limit, and the time to end"
     assert "ignored its cancellation for 3s and is abandoned" in caplog.text
@@ -196,7 +196,7 @@ async def test_a_body_within_its_timeout_has_the_context_of_its_tick() -> None:
     async def body(tick: Tick) -> None:
         seen.append((current().seat, current().attempt))
 
-    assert await Stage(cron(body=body, timeout="5s")).running(row()).run() == "ran"
+    assert await HeldCron(cron(body=body, timeout="5s")).running(row()).run() == "ran"
     assert seen == [("cron:x", 1)]
 
 
@@ -213,7 +213,7 @@ async def test_a_run_that_is_cancelled_from_outside_writes_nothing(timeout: str 
             ended.append("cleaned up")
             raise
 
-    stage = Stage(cron(body=body, timeout=timeout))
+    stage = HeldCron(cron(body=body, timeout=timeout))
     task = asyncio.create_task(stage.running(row()).run())
     await asyncio.sleep(1)
     task.cancel()
@@ -228,7 +228,7 @@ async def test_a_body_that_cancels_itself_has_failed(timeout: str | None) -> Non
     async def body(tick: Tick) -> None:
         raise asyncio.CancelledError
 
-    stage = Stage(cron(body=body, timeout=timeout))
+    stage = HeldCron(cron(body=body, timeout=timeout))
     assert await stage.running(row()).run() == "failed"
     assert stage.ticks.notes[-1].errors == ("attempt 1: its body was cancelled, by itself",)
 
@@ -237,7 +237,7 @@ async def test_a_body_that_cancels_itself_has_failed(timeout: str | None) -> Non
 
 
 async def test_an_outcome_waits_for_the_database() -> None:
-    stage = Stage(cron())
+    stage = HeldCron(cron())
     stage.ticks.failing["note"] = [unreachable, unknown, unreachable]
     assert await stage.running(row()).run() == "ran"
     assert stage.ticks.asked["note"] == 4
@@ -246,7 +246,7 @@ async def test_an_outcome_waits_for_the_database() -> None:
 
 async def test_an_outcome_whose_answer_was_lost_is_written_once(caplog: pytest.LogCaptureFixture) -> None:
     """The second time it is in conflict with itself."""
-    stage = Stage(cron())
+    stage = HeldCron(cron())
     stage.ticks.losing["note"] = [unknown]
     assert await stage.running(row()).run() == "ran"
     assert [note.outcome for note in stage.ticks.notes] == ["ran"]
@@ -262,14 +262,14 @@ async def test_another_attempt_whose_answer_was_lost_has_its_number_all_the_same
             stage.ticks.losing["note"] = [unknown, unknown]
             await failing(tick)
 
-    stage = Stage(cron(body=body, retry=Retry(attempts=3)))
+    stage = HeldCron(cron(body=body, retry=Retry(attempts=3)))
     assert await stage.running(row()).run() == "ran"
     assert numbers == [1, 2, 3]
     assert stage.ticks.outcomes() == [(0, "ran", 3)]
 
 
 async def test_m9_a_tick_that_is_over_though_nobody_here_has_ended_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage(cron())
+    stage = HeldCron(cron())
     stage.ticks.rows["scheduled", noon(0), 0] = row(outcome="failed")
     await stage.running(row()).run()
     assert not stage.ticks.notes
@@ -278,7 +278,7 @@ async def test_m9_a_tick_that_is_over_though_nobody_here_has_ended_it_is_told(ca
 
 async def test_c2_without_its_seat_it_is_left_to_another_runner() -> None:
     for fenced in (True, False):
-        stage = Stage(cron())
+        stage = HeldCron(cron())
         if fenced:
             stage.ticks.held = False
         else:
@@ -288,7 +288,7 @@ async def test_c2_without_its_seat_it_is_left_to_another_runner() -> None:
 
 
 async def test_c2_it_stops_waiting_for_the_database_when_its_seat_is_gone() -> None:
-    stage = Stage(cron())
+    stage = HeldCron(cron())
     stage.ticks.failing["note"] = [unreachable] * 1000
     task = asyncio.create_task(stage.running(row()).run())
     await asyncio.sleep(2)
@@ -303,7 +303,7 @@ async def test_a_body_that_learns_that_its_seat_is_lost_has_not_failed() -> None
     async def body(tick: Tick) -> None:
         raise LeadershipLost(seat="cron:x", epoch=7)
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     assert await stage.running(row()).run() is None
     assert not stage.ticks.notes
 
@@ -314,7 +314,7 @@ async def test_a_body_that_learns_that_another_seat_is_lost_has_failed() -> None
     async def body(tick: Tick) -> None:
         raise LeadershipLost(seat="singleton:other", epoch=2)
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     assert await stage.running(row()).run() == "failed"
     (note,) = stage.ticks.notes
     assert "LeadershipLost" in (note.errors or ("",))[0]
@@ -336,7 +336,7 @@ async def test_what_was_cut_off_and_is_too_old_is_skipped_unless_a_step_of_it_is
     async def body(tick: Tick) -> None:
         began.append(tick.attempt)
 
-    stage = Stage(cron(body=body, skip_if_older_than="60s"))
+    stage = HeldCron(cron(body=body, skip_if_older_than="60s"))
     stage.units.stored = (object(),) if has_steps else ()
     found = row(noon(0), attempt=2)
     stage.ticks.rows["scheduled", noon(0), 0] = found
@@ -351,7 +351,7 @@ async def test_what_was_cut_off_and_is_too_old_is_skipped_unless_a_step_of_it_is
 
 async def test_one_that_was_not_cut_off_runs_however_old_it_is() -> None:
     """When it was claimed it was young enough."""
-    stage = Stage(cron(skip_if_older_than="60s"))
+    stage = HeldCron(cron(skip_if_older_than="60s"))
     await asyncio.sleep(90)
     assert await stage.running(row(noon(0))).run() == "ran"
     assert (stage.units.asked, stage.units.ended) == ([], [])
@@ -359,7 +359,7 @@ async def test_one_that_was_not_cut_off_runs_however_old_it_is() -> None:
 
 @pytest.mark.parametrize("is_held", [True, False])
 async def test_whether_a_step_is_stored_is_asked_until_the_database_answers_or_the_seat_is_gone(is_held: bool) -> None:
-    stage = Stage(cron(skip_if_older_than="60s"))
+    stage = HeldCron(cron(skip_if_older_than="60s"))
     stage.units.failing = [unreachable] * (3 if is_held else 1000)
     found = row(noon(0), attempt=2)
     stage.ticks.rows["scheduled", noon(0), 0] = found
@@ -372,7 +372,7 @@ async def test_whether_a_step_is_stored_is_asked_until_the_database_answers_or_t
 
 
 async def test_a_hint_before_the_body_has_begun_is_for_nobody() -> None:
-    stage = Stage(cron())
+    stage = HeldCron(cron())
     running = stage.running(row(noon(0)))
     running.hint()
     assert await running.run() == "ran"
@@ -388,7 +388,7 @@ async def test_heartbeats_are_written_soon_and_seldom_and_the_last_one_stays() -
             await asyncio.sleep(0.1)
         tick.heartbeat("all", done=50, total=50)
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     assert await stage.running(row()).run() == "ran"
     beats, end = stage.ticks.notes[:-1], stage.ticks.notes[-1]
     assert [((note.done or 0) + 1) // 10 for note in beats] == [0, 1, 2, 3, 4], "one a second"
@@ -404,7 +404,7 @@ async def test_of_several_heartbeats_at_once_the_last_is_written_within_a_second
         tick.heartbeat("third")
         await asyncio.sleep(10)
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     task = asyncio.create_task(stage.running(row()).run())
     await asyncio.sleep(1.05)
     assert [note.note for note in stage.ticks.notes] == ["first", "third"]
@@ -418,7 +418,7 @@ async def test_a_heartbeat_that_cannot_be_written_disturbs_nobody() -> None:
         tick.heartbeat("a\0" + "b" * 9_000)
         await asyncio.sleep(5)
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     stage.ticks.failing["note"] = [unreachable]
     assert await stage.running(row()).run() == "ran"
     assert len(stage.ticks.notes[-1].note) <= 2_000
@@ -432,7 +432,7 @@ async def test_of_heartbeats_after_the_end_nothing_is_written() -> None:
         kept.append(tick)
         tick.heartbeat("in it")
 
-    stage = Stage(cron(body=body))
+    stage = HeldCron(cron(body=body))
     await stage.running(row()).run()
     kept[0].heartbeat("after it")
     await asyncio.sleep(3)
@@ -445,6 +445,6 @@ async def test_a_heartbeat_of_an_attempt_that_failed_stays_for_the_next() -> Non
             tick.heartbeat("so far", done=3)
             await failing(tick)
 
-    stage = Stage(cron(body=body, retry=Retry(attempts=2)))
+    stage = HeldCron(cron(body=body, retry=Retry(attempts=2)))
     assert await stage.running(row()).run() == "ran"
     assert (stage.ticks.notes[-1].note, stage.ticks.notes[-1].done) == ("so far", 3)

@@ -13,7 +13,7 @@ import pytest
 from coterie import Breaker, LeadershipLost
 from coterie.cron.run import TickRun
 from coterie.storage.contracts.ticks import PauseRow
-from tests.unit.cron.fake_storage import Stage, cron, noon, row, unknown, unreachable
+from tests.unit.cron.fake_storage import HeldCron, cron, noon, row, unknown, unreachable
 
 if TYPE_CHECKING:
     from coterie import Tick
@@ -51,8 +51,8 @@ async def over(holding: CronSeat) -> None:
     await holding.end()
 
 
-def staged(book: Book, schedule: str = "@every 1s", **options: Any) -> Stage:
-    return Stage(cron("x", schedule, book.body, **options))
+def staged(book: Book, schedule: str = "@every 1s", **options: Any) -> HeldCron:
+    return HeldCron(cron("x", schedule, book.body, **options))
 
 
 async def test_each_tick_is_claimed_and_run_when_it_is_due() -> None:
@@ -69,7 +69,7 @@ async def test_each_tick_is_claimed_and_run_when_it_is_due() -> None:
 async def test_a_wrong_clock_of_this_machine_matters_only_until_the_first_answer() -> None:
     for off_s in (-600, 600):
         book = Book()
-        stage = Stage(cron("x", "@every 1s", book.body), believes=noon(off_s))
+        stage = HeldCron(cron("x", "@every 1s", book.body), believes=noon(off_s))
         stage.ticks.effective_from = stage.ticks.now
         before = stage.ticks.now
         holding = stage.holding()
@@ -298,7 +298,7 @@ async def test_a_tick_that_its_body_leaves_to_the_next_holder_is_begun_again_a_s
         if len(began) < 3:
             raise lost
 
-    stage = Stage(cron("x", "@every 1h", body))
+    stage = HeldCron(cron("x", "@every 1h", body))
     holding = stage.holding()
     await asyncio.sleep(5)
     assert began == [0, 1, 2]
@@ -385,7 +385,7 @@ async def test_c6_failures_in_a_row_are_asked_for_where_there_is_a_breaker() -> 
         await book.body(tick)
         raise ValueError("no luck")
 
-    stage = Stage(cron("x", "@every 1s", body, breaker=Breaker(failures=2, reset="3500ms")))
+    stage = HeldCron(cron("x", "@every 1s", body, breaker=Breaker(failures=2, reset="3500ms")))
     holding = stage.holding()
     await asyncio.sleep(10.5)
     assert book.seconds == [0, 1, 5, 9]
@@ -477,7 +477,7 @@ async def test_a_run_that_ignores_its_cancellation_keeps_nobody(caplog: pytest.L
             with suppress(asyncio.CancelledError):
                 await free.wait()
 
-    stage = Stage(cron("x", "@every 1h", body), drain="1s")
+    stage = HeldCron(cron("x", "@every 1h", body), drain="1s")
     holding = stage.holding()
     await asyncio.sleep(0.5)
     await holding.drain()

@@ -11,7 +11,7 @@ import pytest
 from coterie import LeadershipLost, Tick
 from coterie.kernel.context import transacting
 from tests.support.services import services
-from tests.unit.cron.fake_storage import Stage, cron, noon
+from tests.unit.cron.fake_storage import HeldCron, cron, noon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,13 +56,13 @@ class FakeStorage:
         return self.held and claim.epoch == 7
 
 
-Given = tuple[Stage, FakeStorage, Tick]
+Given = tuple[HeldCron, FakeStorage, Tick]
 
 
 @pytest.fixture
 def given() -> Callable[[], Given]:
     def make() -> Given:
-        stage, storage = Stage(cron()), FakeStorage()
+        stage, storage = HeldCron(cron()), FakeStorage()
         anything: Any = storage
         tick = Tick(
             "x",

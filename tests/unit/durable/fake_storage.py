@@ -73,7 +73,7 @@ class Units:
         return UnitSnapshot(row, self.steps, read, self.now())
 
 
-class Ground:
+class OpenUnit:
     """A unit whose body is the test."""
 
     def __init__(self) -> None:

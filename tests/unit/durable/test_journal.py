@@ -9,7 +9,7 @@ import pytest
 
 from coterie import LeadershipLost
 from coterie.errors import PersistenceError
-from tests.unit.durable.fake_storage import Ground, pause
+from tests.unit.durable.fake_storage import OpenUnit, pause
 
 
 def away() -> PersistenceError:
@@ -22,7 +22,7 @@ async def seven() -> int:
 
 @pytest.mark.simulated(seeds=1)
 async def test_a_step_is_stored_once_the_database_is_back() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     ground.units.troubles = [away(), away()]
     assert await ground.work.step("s", seven, (), {}) == 7
     assert len(ground.units.written) == 1
@@ -31,7 +31,7 @@ async def test_a_step_is_stored_once_the_database_is_back() -> None:
 @pytest.mark.simulated(seeds=1)
 @pytest.mark.parametrize("told", ["over", "fenced"])
 async def test_what_is_refused_by_the_fence_ends_the_work(told: Literal["over", "fenced"]) -> None:
-    ground = Ground()
+    ground = OpenUnit()
     ground.units.tells = told
     with pytest.raises(LeadershipLost):
         await ground.work.step("s", seven, (), {})
@@ -40,7 +40,7 @@ async def test_what_is_refused_by_the_fence_ends_the_work(told: Literal["over", 
 
 @pytest.mark.simulated(seeds=1)
 async def test_whoever_lost_the_seat_while_the_database_was_away_asks_no_more() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     await ground.work.opened()
     ground.units.troubles = [away() for _ in range(1000)]
     task = ground.tasks.spawn(ground.work.step("s", seven, (), {}), name="test")
@@ -53,7 +53,7 @@ async def test_whoever_lost_the_seat_while_the_database_was_away_asks_no_more() 
 
 @pytest.mark.simulated(seeds=1)
 async def test_a_unit_is_opened_once_the_database_is_back_and_once_for_all() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     assert not ground.work.is_open
     ground.units.is_away = True
     tasks = [ground.tasks.spawn(ground.work.opened(), name="test") for _ in range(2)]
@@ -66,7 +66,7 @@ async def test_a_unit_is_opened_once_the_database_is_back_and_once_for_all() -> 
 
 @pytest.mark.simulated(seeds=1)
 async def test_a_unit_that_is_gone_while_it_waits_ends_the_work() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     found = ground.waits("x")
     await pause()
     ground.units.is_gone = True
@@ -78,7 +78,7 @@ async def test_a_unit_that_is_gone_while_it_waits_ends_the_work() -> None:
 @pytest.mark.simulated(seeds=1)
 @pytest.mark.parametrize("held", [True, False])
 async def test_the_end_of_a_unit_is_retried_while_the_seat_is_held(held: bool) -> None:
-    ground, tries = Ground(), []
+    ground, tries = OpenUnit(), []
 
     async def write() -> None:
         tries.append(1)
@@ -93,7 +93,7 @@ async def test_the_end_of_a_unit_is_retried_while_the_seat_is_held(held: bool) -
 
 @pytest.mark.simulated(seeds=1)
 async def test_a_reason_to_halt_is_told_and_the_first_error_stays() -> None:
-    ground, told = Ground(), []
+    ground, told = OpenUnit(), []
     ground.work.on_halt = lambda: told.append(1)
     stopped, first, second = asyncio.CancelledError(), ValueError("1"), ValueError("2")
     for error in (stopped, first, second):

@@ -12,14 +12,14 @@ from coterie.durable.position import Place
 from coterie.durable.steps import StepCall
 from coterie.errors import MalformedMessage, PersistenceError, RunnerUnavailable, StepDiverged
 from coterie.storage.contracts.units import StepRow
-from tests.unit.durable.fake_storage import Ground, pause
+from tests.unit.durable.fake_storage import OpenUnit, pause
 
 pytestmark = pytest.mark.simulated(seeds=1)
 
 
 @pytest.mark.parametrize("why", ["stop_at_frontier", "closed"])
 async def test_a_patch_is_not_stored_where_nothing_new_is_begun(why: str) -> None:
-    ground = Ground()
+    ground = OpenUnit()
     setattr(ground.work, why, True)
     assert ground.work.patch("p")
     await pause()
@@ -29,7 +29,7 @@ async def test_a_patch_is_not_stored_where_nothing_new_is_begun(why: str) -> Non
 
 async def test_w2_a_patch_that_is_being_stored_is_not_when_another_branch_diverges() -> None:
     """Which is found out before anything was sent."""
-    ground = Ground()
+    ground = OpenUnit()
     assert ground.work.patch("p")
     ground.work.halt(StepDiverged(unit="u", found="a", stored="b"))
     with pytest.raises(StepDiverged):
@@ -40,7 +40,7 @@ async def test_w2_a_patch_that_is_being_stored_is_not_when_another_branch_diverg
 
 
 async def test_a_result_that_is_too_large_is_an_error_that_says_what_to_do_and_stays_one() -> None:
-    ground = Ground()
+    ground = OpenUnit()
 
     async def give(size: int) -> bytes:
         return bytes(size)
@@ -76,12 +76,12 @@ def unreachable() -> PersistenceError:
 
 
 async def test_an_error_is_stored_and_raised_again_without_running_again() -> None:
-    ground, work = Ground(), Work(ValueError("x"))
+    ground, work = OpenUnit(), Work(ValueError("x"))
     with pytest.raises(ValueError, match="x"):
         await ground.work.step("s", work, (), {})
     (write,) = ground.units.written
     assert (write.done, write.value) == (True, None)
-    again = Ground()
+    again = OpenUnit()
     again.units.steps = (StepRow(branch="", position=0, kind="step", name="s", done=True, error=write.error),)
     with pytest.raises(ValueError, match="x"):
         await again.work.step("s", work, (), {})
@@ -89,9 +89,9 @@ async def test_an_error_is_stored_and_raised_again_without_running_again() -> No
 
 
 async def test_a_result_that_is_stored_is_given_without_running() -> None:
-    ground, work = Ground(), Work()
+    ground, work = OpenUnit(), Work()
     await ground.work.step("s", work, (), {})
-    again = Ground()
+    again = OpenUnit()
     value = ground.units.written[0].value
     again.units.steps = (StepRow(branch="", position=0, kind="step", name="s", done=True, value=value),)
     assert await again.work.step("s", work, (), {}) == 7
@@ -99,7 +99,7 @@ async def test_a_result_that_is_stored_is_given_without_running() -> None:
 
 
 async def test_a_stored_result_that_the_code_reads_otherwise_now_diverges_for_good() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     ground.units.steps = (StepRow(branch="", position=0, kind="step", name="s", done=True, value=b"\xa1x"),)
     with pytest.raises(StepDiverged, match="whose result is another one now"):
         await ground.work.step("s", Work(), (), {})
@@ -110,7 +110,7 @@ async def test_a_stored_result_that_the_code_reads_otherwise_now_diverges_for_go
 
 async def test_a_step_is_stored_with_its_beginning_its_attempts_and_its_runner() -> None:
     """By the database's clock, before its first attempt; what could not reach its receiver counts as an attempt."""
-    ground, work = Ground(), Work(ValueError("x"), unreachable())
+    ground, work = OpenUnit(), Work(ValueError("x"), unreachable())
     began_at = ground.units.now()
     await ground.work.step("s", work, (), {}, retry=Retry(attempts=3, base="1s", jitter=0.0))
     with pytest.raises(ValueError, match="y"):
@@ -125,7 +125,7 @@ async def test_a_step_is_stored_with_its_beginning_its_attempts_and_its_runner()
 
 
 async def test_what_fails_is_tried_again_as_often_as_its_retry_says() -> None:
-    ground, work = Ground(), Work(ValueError("1"), ValueError("2"))
+    ground, work = OpenUnit(), Work(ValueError("1"), ValueError("2"))
     ground.work.retry = Retry(attempts=3, base="1s")
     began_s = asyncio.get_running_loop().time()
     assert await ground.work.step("s", work, (), {}) == 7
@@ -139,21 +139,21 @@ async def test_what_fails_is_tried_again_as_often_as_its_retry_says() -> None:
 
 @pytest.mark.parametrize("error", [unreachable(), RunnerUnavailable(runner="r", problem="p", sent=False, target="t")])
 async def test_somebody_who_cannot_be_reached_costs_no_attempt(error: Exception) -> None:
-    ground, work = Ground(), Work(*[error] * 20)
+    ground, work = OpenUnit(), Work(*[error] * 20)
     ground.work.retry = Retry(attempts=1)
     assert await ground.work.step("s", work, (), {}) == 7
     assert work.runs == 21
 
 
 async def test_a_step_that_cancels_itself_has_failed() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     with pytest.raises(RuntimeError, match="cancelled, by itself"):
         await ground.work.step("s", Work(asyncio.CancelledError()), (), {})
     assert ground.units.written[0].error is not None
 
 
 async def test_a_step_that_is_cancelled_from_outside_is_not_stored() -> None:
-    ground = Ground()
+    ground = OpenUnit()
 
     async def wait() -> None:
         await asyncio.Event().wait()
@@ -167,7 +167,7 @@ async def test_a_step_that_is_cancelled_from_outside_is_not_stored() -> None:
 
 
 async def test_a_step_that_takes_too_long_has_failed() -> None:
-    ground = Ground()
+    ground = OpenUnit()
 
     async def wait() -> None:
         await asyncio.Event().wait()
@@ -179,7 +179,7 @@ async def test_a_step_that_takes_too_long_has_failed() -> None:
 
 @pytest.mark.parametrize("error", [LeadershipLost(seat="s", epoch=1), StepDiverged(unit="u", found="a", stored="b")])
 async def test_who_must_not_go_on_stores_nothing(error: Exception) -> None:
-    ground, work = Ground(), Work(error)
+    ground, work = OpenUnit(), Work(error)
     ground.work.retry = Retry(attempts=3)
     with pytest.raises(type(error)):
         await ground.work.step("s", work, (), {})
@@ -187,7 +187,7 @@ async def test_who_must_not_go_on_stores_nothing(error: Exception) -> None:
 
 
 async def test_whoever_lost_the_seat_while_a_step_failed_does_not_run_it_again() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     ground.work.retry = Retry(attempts=3, base="1s")
 
     async def lose() -> None:
@@ -201,7 +201,7 @@ async def test_whoever_lost_the_seat_while_a_step_failed_does_not_run_it_again()
 
 async def test_whoever_lost_the_seat_during_the_pause_does_not_run_it_again() -> None:
     """A process that was frozen there: its successor has run the step."""
-    ground, work = Ground(), Work(ValueError("1"), ValueError("2"))
+    ground, work = OpenUnit(), Work(ValueError("1"), ValueError("2"))
     ground.work.retry = Retry(attempts=3, base="10s")
     task = ground.tasks.spawn(ground.work.step("s", work, (), {}), name="test")
     await pause()
@@ -213,7 +213,7 @@ async def test_whoever_lost_the_seat_during_the_pause_does_not_run_it_again() ->
 
 async def test_what_nobody_asks_for_again_is_not_read_and_goes_on_at_the_frontier() -> None:
     """So does what undoes something: the run ends, and must be undone."""
-    ground = Ground()
+    ground = OpenUnit()
     ground.work.stop_at_frontier = True
     place = Place("undo", 0, "compensation", "s")
     assert await ground.work.run(StepCall(place, Work(), (), {}, keep=False)) is None

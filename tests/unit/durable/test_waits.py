@@ -9,7 +9,7 @@ import pytest
 
 from coterie import DeferredRejected, DeferredTimeout, StepDiverged
 from coterie.storage.contracts.units import DeferredRow, StepRow
-from tests.unit.durable.fake_storage import Ground, pause, time
+from tests.unit.durable.fake_storage import OpenUnit, pause, time
 
 pytestmark = pytest.mark.simulated(seeds=1)
 
@@ -20,7 +20,7 @@ SOON_S = 0.5
 @pytest.mark.parametrize("beside", ["sleeps", "waits", "nobody"])
 async def test_m11_a_hint_that_comes_while_somebody_looks_is_not_lost(beside: str) -> None:
     """Neither to the look, which does not see the value any more, nor to a branch that waits for something else."""
-    ground = Ground()
+    ground = OpenUnit()
     found = ground.waits("x")
     if beside == "sleeps":
         ground.sleeps()
@@ -44,7 +44,7 @@ async def test_m11_a_hint_that_comes_while_somebody_looks_is_not_lost(beside: st
 
 async def test_m11_a_hint_that_comes_before_somebody_waits_is_not_lost() -> None:
     """One branch sleeps already, and has no use for it."""
-    ground = Ground()
+    ground = OpenUnit()
     ground.sleeps()
     await pause()
     ground.units.give("x", 7)
@@ -57,7 +57,7 @@ async def test_m11_a_hint_that_comes_before_somebody_waits_is_not_lost() -> None
 
 
 async def test_m11_a_hint_is_not_lost_when_the_look_fails() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     found = ground.waits("x")
     await pause()
     ground.units.is_away = True
@@ -74,7 +74,7 @@ async def test_m11_a_hint_is_not_lost_when_the_look_fails() -> None:
 
 async def test_without_a_hint_it_is_looked_now_and_then() -> None:
     """Also by those who have had one: nobody looks more often for that."""
-    ground = Ground()
+    ground = OpenUnit()
     found = ground.waits("x")
     ground.sleeps()
     await pause()
@@ -89,7 +89,7 @@ async def test_without_a_hint_it_is_looked_now_and_then() -> None:
 
 
 async def test_what_is_due_later_than_any_day_of_a_database_is_due_on_one_of_the_last() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     longest = timedelta.max
     ground.tasks.spawn(ground.work.sleep(longest, name="nap"), name="nap")
     ground.tasks.spawn(ground.work.deferred("x", int).wait(timeout=longest), name="x")
@@ -99,12 +99,12 @@ async def test_what_is_due_later_than_any_day_of_a_database_is_due_on_one_of_the
 
 
 async def test_a_sleep_that_is_over_is_stored_so_and_not_slept_again() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     began_s = time()
     await ground.work.sleep("60s", name="nap")
     assert time() - began_s >= 60
     assert [(write.kind, write.done) for write in ground.units.written] == [("sleep", False), ("sleep", True)]
-    again = Ground()
+    again = OpenUnit()
     again.units.steps = (StepRow(branch="", position=0, kind="sleep", name="nap", done=True),)
     began_s = time()
     await again.work.sleep("60s", name="nap")
@@ -112,7 +112,7 @@ async def test_a_sleep_that_is_over_is_stored_so_and_not_slept_again() -> None:
 
 
 async def test_of_a_value_and_a_timeout_the_first_is_stored_and_stays() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     ground.units.give("x", 7)
     assert await ground.work.deferred("x", int).wait(timeout="10s") == 7
     assert ground.units.written[-1].done
@@ -120,7 +120,7 @@ async def test_of_a_value_and_a_timeout_the_first_is_stored_and_stays() -> None:
         await ground.work.deferred("y", int).wait(timeout="10s")
     assert raised.value.waited_s == 10
     error = ground.units.written[-1].error
-    again = Ground()
+    again = OpenUnit()
     again.units.steps = (StepRow(branch="", position=0, kind="deferred", name="y", done=True, error=error),)
     again.units.give("y", 7)
     with pytest.raises(DeferredTimeout):
@@ -129,7 +129,7 @@ async def test_of_a_value_and_a_timeout_the_first_is_stored_and_stays() -> None:
 
 @pytest.mark.parametrize("timeout", [None, "10s"])
 async def test_one_that_is_rejected_raises(timeout: str | None) -> None:
-    ground = Ground()
+    ground = OpenUnit()
     ground.units.values.append(DeferredRow("x", None, "no"))
     with pytest.raises(DeferredRejected, match="no"):
         await ground.work.deferred("x", int).wait(timeout=timeout)
@@ -137,7 +137,7 @@ async def test_one_that_is_rejected_raises(timeout: str | None) -> None:
 
 
 async def test_a_value_that_does_not_fit_its_type_any_more_diverges() -> None:
-    ground = Ground()
+    ground = OpenUnit()
     ground.units.values.append(DeferredRow("x", b"\xa1x", None))
     with pytest.raises(StepDiverged, match="whose value is another one now"):
         await ground.work.deferred("x", int).wait()
@@ -145,7 +145,7 @@ async def test_a_value_that_does_not_fit_its_type_any_more_diverges() -> None:
 
 
 async def test_at_the_frontier_a_branch_stands_still_until_it_is_cancelled() -> None:
-    ground, quiet = Ground(), list[int]()
+    ground, quiet = OpenUnit(), list[int]()
     ground.work.on_quiet = lambda: quiet.append(ground.work.parked)
     ground.work.stop_at_frontier = True
     task = ground.sleeps()
@@ -159,7 +159,7 @@ async def test_at_the_frontier_a_branch_stands_still_until_it_is_cancelled() -> 
 
 
 async def test_what_is_looked_for_now_and_then_is_stored_when_it_is_there() -> None:
-    ground, answers = Ground(), [None, None, b"found"]
+    ground, answers = OpenUnit(), [None, None, b"found"]
 
     async def look() -> bytes | None:
         return answers.pop(0)
@@ -171,7 +171,7 @@ async def test_what_is_looked_for_now_and_then_is_stored_when_it_is_there() -> N
 
 @pytest.mark.parametrize("branched", [False, True])
 async def test_an_error_waits_for_other_branches_if_there_are_any(branched: bool) -> None:
-    ground, turns = Ground(), []
+    ground, turns = OpenUnit(), []
 
     async def other() -> None:
         while True:

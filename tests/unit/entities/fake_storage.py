@@ -29,7 +29,7 @@ from coterie.storage.contracts.messages import (
 )
 from coterie.storage.interface import StateLoaded
 from tests.support.waiters import pass_on
-from tests.unit.entities.local_host import Ground
+from tests.unit.entities.local_host import LocalHost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -283,7 +283,7 @@ class FakeStorage:
         return self.transactions[-1]
 
 
-class StoredGround(Ground):
+class StoredLocalHost(LocalHost):
     """A host with a database: all shards are held, and messages can be stored, handed over, or both."""
 
     def __init__(self, *classes: Any, clean: bool = True, **settings: Any) -> None:
@@ -347,9 +347,9 @@ class StoredGround(Ground):
 @asynccontextmanager
 async def stored(
     *classes: type[Entity[Any]] | tuple[type[Entity[Any]], dict[str, Any]], **settings: Any
-) -> AsyncIterator[StoredGround]:
+) -> AsyncIterator[StoredLocalHost]:
     """A host with a database, whose shards have been read."""
-    ground = StoredGround(*classes, **settings)
+    ground = StoredLocalHost(*classes, **settings)
     await ground.read()
     yield ground
     await ground.host.stop()
@@ -360,7 +360,7 @@ def now_at() -> datetime:
     return datetime.fromtimestamp(EPOCH_S + asyncio.get_running_loop().time(), UTC)
 
 
-def occupant(ground: Ground, entity_id: str) -> ShardOccupant:
+def occupant(ground: LocalHost, entity_id: str) -> ShardOccupant:
     """The shard of an entity of the first type."""
     return ground.shards[shard_number(next(iter(ground.types)), entity_id, ground.host.settings.shards)]
 

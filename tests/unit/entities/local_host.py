@@ -92,7 +92,7 @@ class LoopClock(ManualClock):
         return super().steady_ns() + int(asyncio.get_running_loop().time() * 1e9) + 1
 
 
-class Ground:
+class LocalHost:
     """A host on which all shards are held, with a trust that the test decides about."""
 
     clean = True

@@ -16,7 +16,7 @@ from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, SendTimeout
 from coterie.kernel.context import current
 from coterie.kernel.retry import Retry
-from tests.unit.entities.local_host import Ground, NotMine, until
+from tests.unit.entities.local_host import LocalHost, NotMine, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ async def refuse(_: Entity) -> None:
 
 
 async def test_on_activate_runs_once_before_the_first_call() -> None:
-    ground = Ground(Sleeper)
+    ground = LocalHost(Sleeper)
     asked = [ground.ask("a", "greet", name) for name in ("x", "y")]
     assert [await each.future for each in asked] == ["hello x", "hello y"]
     assert seen == ["activate", "x", "y"]
@@ -71,7 +71,7 @@ async def test_on_activate_runs_once_before_the_first_call() -> None:
 
 
 async def test_an_activation_that_fails_tells_all_its_callers_and_the_next_call_tries_again() -> None:
-    ground = Ground((Sleeper, {"retry": Retry(attempts=3, base="1ms", max="1ms")}))
+    ground = LocalHost((Sleeper, {"retry": Retry(attempts=3, base="1ms", max="1ms")}))
     script["a"] = refuse
     asked = [ground.ask("a", "greet", name) for name in ("x", "y")]
     for each in asked:
@@ -84,7 +84,7 @@ async def test_an_activation_that_fails_tells_all_its_callers_and_the_next_call_
 
 
 async def test_an_error_that_the_rpc_declares_crosses_from_the_activation_too() -> None:
-    ground = Ground(Sleeper)
+    ground = LocalHost(Sleeper)
 
     async def absent(_: Entity) -> None:
         raise Absent("no such sleeper")
@@ -97,7 +97,7 @@ async def test_an_error_that_the_rpc_declares_crosses_from_the_activation_too() 
 
 @pytest.mark.simulated(seeds=3)
 async def test_failing_activations_are_tried_with_growing_pauses() -> None:
-    ground = Ground((Sleeper, {"retry": Retry(attempts=4, base="1s", factor=2, max="10s", jitter=0)}))
+    ground = LocalHost((Sleeper, {"retry": Retry(attempts=4, base="1s", factor=2, max="10s", jitter=0)}))
     script["a"] = refuse
     loop, began = asyncio.get_running_loop(), []
     for _ in range(6):
@@ -111,7 +111,7 @@ async def test_failing_activations_are_tried_with_growing_pauses() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_an_activation_that_hangs_ends_with_the_call_and_blocks_nobody_else() -> None:
-    ground = Ground((Sleeper, {"retry": Retry(attempts=3, base="10ms")}))
+    ground = LocalHost((Sleeper, {"retry": Retry(attempts=3, base="10ms")}))
     script["stuck"] = hang
     first = ground.ask("stuck", "greet", "x", within_s=2.0)
     second = ground.ask("stuck", "greet", "y", within_s=30.0)
@@ -126,7 +126,7 @@ async def test_an_activation_that_hangs_ends_with_the_call_and_blocks_nobody_els
 
 @pytest.mark.simulated(seeds=3)
 async def test_a_caller_that_leaves_does_not_end_the_activation_others_wait_for() -> None:
-    ground = Ground(Sleeper)
+    ground = LocalHost(Sleeper)
     gate = asyncio.Event()
 
     async def wait(_: Entity) -> None:
@@ -146,7 +146,7 @@ async def test_a_caller_that_leaves_does_not_end_the_activation_others_wait_for(
 
 async def test_an_activation_in_progress_moves_with_its_shard() -> None:
     """Nothing has run, so the calls may go elsewhere at once."""
-    ground = Ground(Sleeper)
+    ground = LocalHost(Sleeper)
     script["a"] = hang
     asked = [ground.ask("a", "greet", name) for name in ("x", "y")]
     await until(lambda: seen == ["activate"])
@@ -158,7 +158,7 @@ async def test_an_activation_in_progress_moves_with_its_shard() -> None:
 
 
 async def test_what_a_failed_activation_opened_is_closed() -> None:
-    ground = Ground(Sleeper)
+    ground = LocalHost(Sleeper)
 
     @asynccontextmanager
     async def door() -> AsyncIterator[str]:
@@ -178,7 +178,7 @@ async def test_what_a_failed_activation_opened_is_closed() -> None:
 
 
 async def test_what_an_activation_sets_in_its_context_no_handler_sees() -> None:
-    ground = Ground(Tinted)
+    ground = LocalHost(Tinted)
     assert [await ground.call("a", "look") for _ in range(2)] == ["none", "none"]
     assert seen == [("Tinted", "a")]
     await ground.host.stop()
@@ -212,13 +212,13 @@ class Stateful(Entity[Broken]):
 
 
 async def test_each_entity_begins_with_a_state_of_its_own() -> None:
-    ground = Ground(Stateful)
+    ground = LocalHost(Stateful)
     assert [await ground.call(each, "level") for each in ("a", "a", "b")] == [4, 5, 4]
     await ground.host.stop()
 
 
 async def test_an_initial_state_that_raises_fails_the_call_and_not_the_runner() -> None:
-    ground = Ground((Stateful, {"retry": Retry.never}))
+    ground = LocalHost((Stateful, {"retry": Retry.never}))
     script["broken"] = True
     with pytest.raises(RemoteError, match="no state today"):
         await ground.call("a", "level")
@@ -228,7 +228,7 @@ async def test_an_initial_state_that_raises_fails_the_call_and_not_the_runner() 
 
 
 async def test_an_activation_that_raises_cancelled_error_itself_is_a_failure_like_any_other() -> None:
-    ground = Ground(Sleeper)
+    ground = LocalHost(Sleeper)
 
     async def give_in(_: Entity) -> None:
         raise asyncio.CancelledError

@@ -19,7 +19,7 @@ from coterie import Entity, rpc
 from coterie.entities.persisted import inbox, poller
 from coterie.entities.persisted.receiver import HandoverKind, handover_of
 from coterie.testing import run_simulation
-from tests.unit.entities.fake_storage import StoredGround, now_at
+from tests.unit.entities.fake_storage import StoredLocalHost, now_at
 from tests.unit.entities.test_poller import same_shard
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def backlogs(draw: st.DrawFn) -> Backlog:
     )
 
 
-def handed_over(ground: StoredGround, message: Message) -> str:
+def handed_over(ground: StoredLocalHost, message: Message) -> str:
     """Store a message that is due at once, and bring it as its sender does."""
     due_s = ground.messages.add(message).due_at.timestamp()
     ground.inbox.hand_over(handover_of(HandoverKind.NEW, message, due_s=due_s))
@@ -94,7 +94,7 @@ def played(backlog: Backlog, *, seed: int = 0) -> tuple[dict[str, list[int]], di
     given: defaultdict[str, int] = defaultdict(int)
 
     async def main() -> None:
-        ground = StoredGround((Queue, {"mailbox": backlog.mailbox}))
+        ground = StoredLocalHost((Queue, {"mailbox": backlog.mailbox}))
         who = same_shard(ground, backlog.entities)
         sent: list[str] = []
 

@@ -12,7 +12,7 @@ from coterie import Entity, RemoteError, Retry, RunnerUnavailable, rpc
 from coterie.entities.calls.wire import FAILED, LOOK
 from coterie.entities.host.work import handling
 from coterie.entities.persisted.commit import effects_of, has_ended
-from tests.unit.entities.fake_storage import StoredGround, refused, stored, unknown, unreachable
+from tests.unit.entities.fake_storage import StoredLocalHost, refused, stored, unknown, unreachable
 
 if TYPE_CHECKING:
     from coterie.storage.contracts.messages import Message
@@ -97,7 +97,7 @@ def fresh() -> None:
 QUICK = (Purse, {"retry": Retry(attempts=2, base="100ms")})
 
 
-def state(ground: StoredGround) -> Any:
+def state(ground: StoredLocalHost) -> Any:
     value, version = ground.messages.states.get("entity-state:Purse/a", (None, 0))
     return None if value is None else (value[-1], version)
 

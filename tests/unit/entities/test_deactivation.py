@@ -12,7 +12,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.host import deactivation
 from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerFull
-from tests.unit.entities.local_host import Ground, until
+from tests.unit.entities.local_host import LocalHost, until
 
 seen: list[Any] = []
 
@@ -64,7 +64,7 @@ class Plain(Entity):
 @pytest.mark.simulated(seeds=3)
 async def test_an_entity_that_nobody_calls_leaves_and_begins_anew_with_the_next_call() -> None:
     """MBOX-06."""
-    ground = Ground((Guest, {"max_idle": "1s"}))
+    ground = LocalHost((Guest, {"max_idle": "1s"}))
     assert [await ground.call("a", "count") for _ in range(2)] == [1, 2]
     await asyncio.sleep(0.9)
     assert await ground.call("a", "count") == 3
@@ -80,7 +80,7 @@ async def test_an_entity_that_nobody_calls_leaves_and_begins_anew_with_the_next_
 
 @pytest.mark.simulated(seeds=3)
 async def test_each_type_has_its_own_time() -> None:
-    ground = Ground((Guest, {"max_idle": "10s"}), (Plain, {"max_idle": "1s"}), max_idle="1m")
+    ground = LocalHost((Guest, {"max_idle": "10s"}), (Plain, {"max_idle": "1s"}), max_idle="1m")
     await ground.ask_for("Guest", "a", "count").future
     await ground.ask_for("Plain", "b", "count").future
     await asyncio.sleep(2)
@@ -92,7 +92,7 @@ async def test_each_type_has_its_own_time() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_an_entity_at_work_is_not_idle() -> None:
-    ground = Ground((Guest, {"max_idle": "1s"}))
+    ground = LocalHost((Guest, {"max_idle": "1s"}))
     await ground.call("a", "take", 5.0, within_s=10.0)
     assert seen == ["in a"]
     await asyncio.sleep(0.9)
@@ -104,7 +104,7 @@ async def test_an_entity_at_work_is_not_idle() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_what_is_kept_alive_stays_until_it_is_let_go() -> None:
-    ground = Ground((Guest, {"max_idle": "1s"}), resident_entities=1)
+    ground = LocalHost((Guest, {"max_idle": "1s"}), resident_entities=1)
     await ground.call("a", "stay", True)
     await asyncio.sleep(100)
     assert ground.host.residents("Guest") == ["a"]
@@ -116,7 +116,7 @@ async def test_what_is_kept_alive_stays_until_it_is_let_go() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_whoever_lets_go_between_calls_leaves_too() -> None:
-    ground = Ground((Guest, {"max_idle": "1s"}))
+    ground = LocalHost((Guest, {"max_idle": "1s"}))
     await ground.call("a", "stay", True)
     await asyncio.sleep(2)
     entity = ground.host._hosted["Guest"].entities["a"].entity
@@ -128,7 +128,7 @@ async def test_whoever_lets_go_between_calls_leaves_too() -> None:
 
 async def test_at_the_cap_the_longest_idle_makes_room_and_never_more_live_than_may() -> None:
     """MBOX-08: six ids, two places, all answered."""
-    ground = Ground(Guest, resident_entities=2)
+    ground = LocalHost(Guest, resident_entities=2)
     for each in ("a", "b", "c", "d", "e", "f"):
         assert await ground.call(each, "count") == 1
         assert ground.host.counts.resident <= 2
@@ -142,7 +142,7 @@ async def test_at_the_cap_the_longest_idle_makes_room_and_never_more_live_than_m
 
 
 async def test_a_call_makes_an_entity_the_last_to_leave() -> None:
-    ground = Ground(Guest, resident_entities=2)
+    ground = LocalHost(Guest, resident_entities=2)
     for each in ("a", "b", "a", "c"):
         await ground.call(each, "count")
     assert ground.host.residents("Guest") == ["a", "c"]
@@ -151,7 +151,7 @@ async def test_a_call_makes_an_entity_the_last_to_leave() -> None:
 
 @pytest.mark.simulated(seeds=2)
 async def test_the_longest_idle_of_all_types_makes_room() -> None:
-    ground = Ground(Guest, Plain, resident_entities=3)
+    ground = LocalHost(Guest, Plain, resident_entities=3)
     for type_name, each in (("Plain", "a"), ("Guest", "b"), ("Plain", "c"), ("Guest", "d")):
         await asyncio.sleep(1)
         await ground.ask_for(type_name, each, "count").future
@@ -161,7 +161,7 @@ async def test_the_longest_idle_of_all_types_makes_room() -> None:
 
 async def test_without_a_cap_in_reach_all_stay() -> None:
     """MBOX-16."""
-    ground = Ground(Guest)
+    ground = LocalHost(Guest)
     for number in range(15):
         await ground.call(f"e{number}", "count")
     assert ground.host.counts.resident == 15
@@ -169,7 +169,7 @@ async def test_without_a_cap_in_reach_all_stay() -> None:
 
 
 async def test_an_idle_entity_has_no_task_and_no_timer_of_its_own() -> None:
-    ground = Ground(Plain)
+    ground = LocalHost(Plain)
     loop = asyncio.get_running_loop()
     before = len(asyncio.all_tasks())
     for number in range(200):
@@ -187,7 +187,7 @@ async def test_many_that_leave_or_were_called_since_leave_the_loop_its_turns(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deactivation, "_AT_ONCE", at_once)
-    ground = Ground((Plain, {"max_idle": "1s"}))
+    ground = LocalHost((Plain, {"max_idle": "1s"}))
     ids = [f"{number:02}" for number in range(30)]
     for each in ids:
         await ground.call(each, "count")
@@ -204,7 +204,7 @@ async def test_many_that_leave_or_were_called_since_leave_the_loop_its_turns(
 
 async def test_those_who_have_left_are_not_remembered() -> None:
     """Nor those that defects ended, long before anybody would have been idle for too long."""
-    ground = Ground((Faulty, {"max_idle": "1h"}))
+    ground = LocalHost((Faulty, {"max_idle": "1h"}))
     hosted = ground.host._hosted
     for number in range(100):
         await ground.call(str(number % 3), "work")
@@ -216,7 +216,7 @@ async def test_those_who_have_left_are_not_remembered() -> None:
 
 
 async def test_when_all_are_at_work_nobody_makes_room() -> None:
-    ground = Ground(Guest, resident_entities=2)
+    ground = LocalHost(Guest, resident_entities=2)
     for each in ("a", "b"):
         await ground.call(each, "count")
     works = [ground.ask(each, "take", 0.05) for each in ("a", "b")]
@@ -234,7 +234,7 @@ async def test_where_very_many_were_called_since_somebody_who_is_idle_makes_room
 ) -> None:
     """To look at all of them would take the loop's turn from everybody else."""
     monkeypatch.setattr(deactivation, "_AT_ONCE", 3)
-    ground = Ground(Plain, resident_entities=20)
+    ground = LocalHost(Plain, resident_entities=20)
     ids = [f"{number:02}" for number in range(20)]
     for each in ids * 2:
         await ground.call(each, "count")

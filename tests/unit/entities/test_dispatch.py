@@ -16,7 +16,7 @@ from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerUnavailable
 from coterie.kernel.context import current
 from tests.support.manual_clock import ManualClock
-from tests.unit.entities.local_host import PROMPTLY_S, Asked, Ground, until
+from tests.unit.entities.local_host import PROMPTLY_S, Asked, LocalHost, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,12 +135,12 @@ class Desk(Entity):
         return "said by somebody who holds nothing"
 
 
-grounds: list[Ground] = []
+grounds: list[LocalHost] = []
 
 
-async def ready(*ids: str) -> Ground:
+async def ready(*ids: str) -> LocalHost:
     """A host with these entities resident, and a task that stands by."""
-    ground = Ground(Desk, clock=ManualClock())  # which stands still, however slow the machine
+    ground = LocalHost(Desk, clock=ManualClock())  # which stands still, however slow the machine
     grounds.append(ground)
     for each in ids:
         await ground.call(each, "task", False)
@@ -152,19 +152,19 @@ async def ready(*ids: str) -> Ground:
     return ground
 
 
-def spare(ground: Ground) -> Any:
+def spare(ground: LocalHost) -> Any:
     found = ground.host.handlers.queue.spare
     return found.task if found is not None and found.is_ready else None
 
 
-async def prompt(ground: Ground, id: str, method: str, *args: Any, taken: bool | None = True) -> Asked:
+async def prompt(ground: LocalHost, id: str, method: str, *args: Any, taken: bool | None = True) -> Asked:
     """Have a call served from outside of any task, as a socket does. `taken`: whether it must be, or must not."""
     (work,) = await prompt_all(ground, [(id, method, args)], taken=taken)
     return work
 
 
 async def prompt_all(
-    ground: Ground,
+    ground: LocalHost,
     calls: list[tuple[str, str, tuple[Any, ...]]],
     *,
     taken: bool | None,
@@ -186,7 +186,7 @@ async def prompt_all(
     return await done
 
 
-def _serve(ground: Ground, arrived_s: float, id: str, method: str, args: Any, *, taken: bool | None) -> Asked:
+def _serve(ground: LocalHost, arrived_s: float, id: str, method: str, args: Any, *, taken: bool | None) -> Asked:
     payload = ground.types["Desk"].rpcs[method].arguments.encode(args, {})
     number = f"p{next(_ids)}"
     work = Arrived("Desk", id, method, payload, arrived_s + PROMPTLY_S, PROMPTLY_S, number)

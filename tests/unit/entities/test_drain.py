@@ -11,7 +11,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 from coterie.errors import RunnerUnavailable
 from coterie.kernel.context import current
-from tests.unit.entities.local_host import Ground, NotMine, until
+from tests.unit.entities.local_host import LocalHost, NotMine, until
 
 seen: list[Any] = []
 gate: list[asyncio.Event] = []
@@ -42,7 +42,7 @@ class Clerk(Entity):
         return "quick"
 
 
-async def busy(ground: Ground) -> list[Any]:
+async def busy(ground: LocalHost) -> list[Any]:
     """One call runs, two wait, another entity is idle."""
     gate.append(asyncio.Event())
     await ground.call("idle", "quick")
@@ -54,7 +54,7 @@ async def busy(ground: Ground) -> list[Any]:
 @pytest.mark.simulated(seeds=5)
 async def test_what_runs_may_end_what_waits_moves_and_all_say_goodbye() -> None:
     """REBAL-05: the entity leaves the count at once, its handler is neither interrupted nor cut off."""
-    ground = Ground(Clerk, drain="20s")
+    ground = LocalHost(Clerk, drain="20s")
     running, *waiting = await busy(ground)
     draining = asyncio.gather(ground.drain())
     for each in waiting:
@@ -75,7 +75,7 @@ async def test_what_runs_may_end_what_waits_moves_and_all_say_goodbye() -> None:
 @pytest.mark.simulated(seeds=5)
 async def test_what_does_not_end_in_time_is_cancelled_and_its_caller_told() -> None:
     """REBAL-05."""
-    ground = Ground(Clerk, drain="20s")
+    ground = LocalHost(Clerk, drain="20s")
     loop = asyncio.get_running_loop()
     running, *_ = await busy(ground)
     began_s = loop.time()
@@ -90,7 +90,7 @@ async def test_what_does_not_end_in_time_is_cancelled_and_its_caller_told() -> N
 @pytest.mark.simulated(seeds=5)
 async def test_a_shard_that_comes_back_waits_for_the_handlers_that_still_end() -> None:
     """INV-E1: though only what is committed counts, two handlers of one entity shall not overlap on one runner."""
-    ground = Ground(Tidy)
+    ground = LocalHost(Tidy)
     ground.ask("a", "work")
     await until(lambda: seen == ["begins"])
     ground.abandon()
@@ -119,7 +119,7 @@ class Tidy(Entity):
 @pytest.mark.simulated(seeds=5)
 async def test_a_lost_seat_stops_everything_at_once() -> None:
     """INV-D8: those that ran are told so, those that waited may go elsewhere."""
-    ground = Ground(Clerk, drain="20s")
+    ground = LocalHost(Clerk, drain="20s")
     running, *waiting = await busy(ground)
     ground.abandon()
     with pytest.raises(RunnerUnavailable, match="lost the shard") as caught:
@@ -134,7 +134,7 @@ async def test_a_lost_seat_stops_everything_at_once() -> None:
 
 @pytest.mark.parametrize("how", ["drain", "abandon"])
 async def test_calls_that_were_admitted_and_not_begun_move_too(how: str) -> None:
-    ground = Ground(Clerk, shards=1)
+    ground = LocalHost(Clerk, shards=1)
     asked = [ground.ask(f"e{number}", "quick") for number in range(10)]
     if how == "drain":
         await ground.shards[0].drain()
@@ -180,7 +180,7 @@ async def ignore() -> None:
 @pytest.mark.parametrize("id", ["hangs", "ignores", "raises"])
 async def test_a_farewell_that_does_not_end_holds_up_no_shutdown(id: str, caplog: pytest.LogCaptureFixture) -> None:
     """SHUT-02, incident 6: it has its time, and it can see how much."""
-    ground = Ground(Lingering)
+    ground = LocalHost(Lingering)
     loop = asyncio.get_running_loop()
     await ground.call(id, "quick")
     began_s = loop.time()
@@ -194,7 +194,7 @@ async def test_a_farewell_that_does_not_end_holds_up_no_shutdown(id: str, caplog
 
 @pytest.mark.simulated(seeds=3)
 async def test_a_handler_that_ignores_its_cancellation_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
-    ground = Ground(Lingering, drain="2s")
+    ground = LocalHost(Lingering, drain="2s")
     loop = asyncio.get_running_loop()
     asked = ground.ask("a", "ignore")
     await until(lambda: seen == ["begins"])
@@ -210,7 +210,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_left_behind(caplog: py
 
 @pytest.mark.simulated(seeds=3)
 async def test_stopping_ends_what_is_left_whatever_it_does() -> None:
-    ground = Ground(Lingering, drain="2s")
+    ground = LocalHost(Lingering, drain="2s")
     loop = asyncio.get_running_loop()
     asked = ground.ask("a", "ignore")
     await until(lambda: seen == ["begins"])
@@ -225,7 +225,7 @@ async def test_stopping_ends_what_is_left_whatever_it_does() -> None:
 
 async def test_a_shard_that_comes_back_waits_for_the_last_farewell() -> None:
     """Two lives of an entity never overlap on a runner."""
-    ground = Ground(Slow)
+    ground = LocalHost(Slow)
     await ground.call("a", "live")
     ground.abandon()
     ground.occupy()

@@ -13,7 +13,7 @@ from coterie.entities.host.activation import HostCounts
 from coterie.entities.host.executor import HandlerExecutor
 from coterie.entities.rpc import rpc
 from coterie.testing import run_simulation
-from tests.unit.entities.local_host import Ground
+from tests.unit.entities.local_host import LocalHost
 
 if TYPE_CHECKING:
     from coterie.entities.host.work import Work
@@ -52,7 +52,7 @@ def ended(plan: list[tuple[str, str, float]], *, concurrency: int) -> dict[str, 
     """Everything that is counted when calls have ended: of the host, the rpc, the shards and each entity."""
 
     async def main() -> dict[str, Any]:
-        ground = Ground((Till, {"concurrency": concurrency, "mailbox": 3}))
+        ground = LocalHost((Till, {"concurrency": concurrency, "mailbox": 3}))
         counted = ground.types["Till"].rpcs["end"].counted
         before = (counted.ok.value, counted.declared.value, counted.failed.value, sum(counted.took.counts))
         answers = []

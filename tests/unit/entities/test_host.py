@@ -22,7 +22,7 @@ from coterie.errors import (
 )
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import ClusterContext, current, within_cluster
-from tests.unit.entities.local_host import Ground, NotMine, until
+from tests.unit.entities.local_host import LocalHost, NotMine, until
 
 seen: list[Any] = []
 tint: ContextVar[str] = ContextVar("tint", default="none")
@@ -126,14 +126,14 @@ class Desk(Entity):
 
 
 async def test_a_call_is_answered_with_its_result() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     assert [await ground.call("a", "do", how) for how in ("nothing", "yield", "nothing")] == [1, 2, 3]
     assert ground.host.counts.replied == ground.host.counts.delivered == 3
     await ground.host.stop()
 
 
 async def test_handlers_that_never_wait_share_a_task_and_those_that_wait_have_their_own() -> None:
-    ground = Ground(Tasked)
+    ground = LocalHost(Tasked)
     at_once = await asyncio.gather(*(ground.call(f"e{number}", "task") for number in range(50)))
     late = await asyncio.gather(*(ground.call(f"e{number}", "task_after_a_wait") for number in range(50)))
     assert len(set(at_once)) == 1
@@ -164,7 +164,7 @@ class Tasked(Entity):
 
 
 async def test_a_declared_error_is_a_result_and_the_instance_stays() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     with pytest.raises(Overdrawn, match="by 5"):
         await ground.call("a", "do", "overdraw")
     assert await ground.call("a", "do", "nothing") == 2
@@ -175,7 +175,7 @@ async def test_a_declared_error_is_a_result_and_the_instance_stays() -> None:
 @pytest.mark.parametrize("how", ["crash", "crash_late", "cancel_itself", "exit", "exit_late"])
 async def test_a_defect_reaches_its_caller_and_drops_the_instance_and_nobody_else_notices(how: str) -> None:
     """DEF-01, as a volatile call has it: `RemoteError`, nothing is replayed, the next call finds a new instance."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     assert await ground.call("a", "do", "nothing") == 1
     assert await ground.call("b", "do", "nothing") == 1
     asked = [ground.ask("a", "do", each) for each in (how, "nothing", "nothing")]
@@ -188,7 +188,7 @@ async def test_a_defect_reaches_its_caller_and_drops_the_instance_and_nobody_els
 
 
 async def test_the_traceback_of_a_defect_begins_with_the_handler() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     with pytest.raises(RemoteError) as caught:
         await ground.call("a", "do", "crash_late")
     first = caught.value.remote_traceback.splitlines()[1]
@@ -197,14 +197,14 @@ async def test_the_traceback_of_a_defect_begins_with_the_handler() -> None:
 
 
 async def test_a_handler_that_cancels_its_own_task_cancels_no_other() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     asked = [ground.ask("a", "do", "cancel_its_task"), *(ground.ask(f"e{n}", "do", "yield") for n in range(20))]
     assert [await each.future for each in asked] == [1] * 21
     await ground.host.stop()
 
 
 async def test_timeouts_inside_of_handlers_hit_nobody_else() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     asked = [ground.ask(f"e{n}", "do", "limit_itself" if n % 2 else "nothing") for n in range(20)]
     assert [await each.future for each in asked] == [1] * 20
     await ground.host.stop()
@@ -212,7 +212,7 @@ async def test_timeouts_inside_of_handlers_hit_nobody_else() -> None:
 
 async def test_with_several_at_once_a_defect_leaves_the_others_of_its_entity_running() -> None:
     """DEF-02, as a volatile call has it: X is neither replayed nor cut short."""
-    ground = Ground((Slow, {"concurrency": 2}))
+    ground = LocalHost((Slow, {"concurrency": 2}))
     gate = gates["x"] = asyncio.Event()
     x = ground.ask("x", "wait")
     await until(lambda: seen == ["waits"])
@@ -253,7 +253,7 @@ class Slow(Entity):
 
 async def test_a_result_that_does_not_fit_its_annotation_is_a_defect_of_that_call_alone() -> None:
     """XPORT-05."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     with pytest.raises(RemoteError, match=r"result of Desk\.lie"):
         await ground.call("a", "lie")
     assert await ground.call("a", "do", "nothing") == 1
@@ -262,7 +262,7 @@ async def test_a_result_that_does_not_fit_its_annotation_is_a_defect_of_that_cal
 
 async def test_a_payload_that_does_not_fit_is_refused_before_the_handler_runs() -> None:
     """F1: also at the receiver."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     with pytest.raises(MalformedMessage, match=r"Desk\.do"):
         await ground.call("a", "do", payload=b"\x81\xa4what\x05")
     assert await ground.call("a", "do", "nothing") == 1
@@ -271,7 +271,7 @@ async def test_a_payload_that_does_not_fit_is_refused_before_the_handler_runs() 
 
 @pytest.mark.parametrize(("type_name", "method"), [("Desk", "undo"), ("Chair", "do")])
 async def test_an_unknown_type_or_method_is_refused(type_name: str, method: str) -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     with pytest.raises(UnknownEntity, match=f"no runner knows {type_name}/a.{method}"):
         await ground.ask_for(type_name, "a", method).future
     await ground.host.stop()
@@ -282,7 +282,7 @@ async def test_an_unknown_type_or_method_is_refused(type_name: str, method: str)
 
 async def test_the_context_is_complete_in_a_handler() -> None:
     """K4."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     asked = ground.ask("alice", "do", "remember", within_s=40.0, key="k1", trace_id="t1", attempt=1)
     await asked.future
     found: ClusterContext = seen[0]
@@ -299,7 +299,7 @@ async def test_the_context_is_complete_in_a_handler() -> None:
 @pytest.mark.parametrize("method", ["paint", "paint_at_once"])
 async def test_what_one_handler_sets_no_other_one_sees(method: str) -> None:
     """ROUTE-05: neither the next of the same entity, nor another one, nor the caller."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     asked = [ground.ask(f"e{number % 3}", method, f"colour {number}") for number in range(30)]
     assert {await each.future for each in asked} == {"none"}
     assert tint.get() == "none"
@@ -308,7 +308,7 @@ async def test_what_one_handler_sets_no_other_one_sees(method: str) -> None:
 
 async def test_callers_leave_nothing_of_their_context_behind() -> None:
     """ROUTE-05: what crosses is what the call carries: "A", then nothing."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     tint.set("of the caller")
     try:
         assert await ground.call("a", "paint", "red") == "none"
@@ -324,7 +324,7 @@ async def test_callers_leave_nothing_of_their_context_behind() -> None:
 
 
 async def test_a_call_that_would_wait_for_itself_is_refused_at_once() -> None:
-    ground = Ground(Caller)
+    ground = LocalHost(Caller)
     Caller.ground = ground
     with pytest.raises(RemoteError, match="ReentrantCall") as caught:
         await ground.call("a", "ring", ["b", "a"])
@@ -337,7 +337,7 @@ async def test_a_call_that_would_wait_for_itself_is_refused_at_once() -> None:
 
 async def test_a_call_behind_a_handler_that_has_ended_waits_for_nobody() -> None:
     """A task that outlives its handler may call the entity, which is not waiting for it."""
-    ground = Ground(Caller)
+    ground = LocalHost(Caller)
     Caller.ground = ground
     assert await ground.call("a", "leave_behind") == "left"
     assert await Caller.behind == "a"
@@ -346,7 +346,7 @@ async def test_a_call_behind_a_handler_that_has_ended_waits_for_nobody() -> None
 
 async def test_a_call_behind_a_stranger_waits_for_its_turn() -> None:
     """The entity is busy, but not with what awaits this call."""
-    ground = Ground(Caller)
+    ground = LocalHost(Caller)
     Caller.ground = ground
     assert await ground.call("a", "leave_behind") == "left"
     pause = ground.ask("a", "pause")
@@ -356,14 +356,14 @@ async def test_a_call_behind_a_stranger_waits_for_its_turn() -> None:
 
 
 async def test_with_several_at_once_an_entity_may_call_itself() -> None:
-    ground = Ground((Caller, {"concurrency": 2}))
+    ground = LocalHost((Caller, {"concurrency": 2}))
     Caller.ground = ground
     assert await ground.call("a", "ring", ["a"]) == "a"
     await ground.host.stop()
 
 
 class Caller(Entity):
-    ground: Ground
+    ground: LocalHost
     behind: asyncio.Task[str]
 
     @rpc
@@ -392,7 +392,7 @@ class Caller(Entity):
 
 
 async def test_a_caller_that_leaves_cancels_the_handler() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     asked = ground.ask("a", "do", "hang")
     await until(lambda: seen == ["hangs"])
     ground.host.cancel(asked)
@@ -404,7 +404,7 @@ async def test_a_caller_that_leaves_cancels_the_handler() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_a_handler_is_cancelled_at_its_deadline_and_the_next_one_runs() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     asked = ground.ask("a", "do", "hang", within_s=3.0)
@@ -418,7 +418,7 @@ async def test_a_handler_is_cancelled_at_its_deadline_and_the_next_one_runs() ->
 
 
 async def test_a_call_that_arrives_after_its_deadline_is_not_run() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     with pytest.raises(SendTimeout):
         await ground.call("a", "do", "remember", within_s=-1.0)
     assert seen == []
@@ -431,7 +431,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_reported_and_keeps_its
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """INV-E1: a second one beside it would be worse than a wait."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     with pytest.raises(SendTimeout):
         await ground.call("a", "do", "ignore", within_s=1.0)
     with pytest.raises(SendTimeout):
@@ -448,7 +448,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_reported_and_keeps_its
 
 async def test_a_reply_after_the_seat_was_lost_is_not_sent() -> None:
     """INV-D8: the caller learns that it may have run."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     asked = ground.ask("a", "do", "yield")
     ground.trust.end()
     with pytest.raises(NotMine):
@@ -458,7 +458,7 @@ async def test_a_reply_after_the_seat_was_lost_is_not_sent() -> None:
 
 @pytest.mark.parametrize("how", ["hang", "crash"])
 async def test_what_a_handler_gives_after_the_seat_was_lost_is_not_said(how: str) -> None:
-    ground = Ground(Losing)
+    ground = LocalHost(Losing)
     Losing.ground = ground
     with pytest.raises(RunnerUnavailable, match="lost the shard") as caught:
         await ground.call("a", "lose", how)
@@ -467,7 +467,7 @@ async def test_what_a_handler_gives_after_the_seat_was_lost_is_not_said(how: str
 
 
 class Losing(Entity):
-    ground: Ground
+    ground: LocalHost
 
     @rpc
     async def lose(self, how: str) -> int:
@@ -481,7 +481,7 @@ class Losing(Entity):
 @pytest.mark.simulated(seeds=2)
 async def test_without_its_session_a_runner_starts_nothing_until_it_is_back() -> None:
     """M2."""
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     assert await ground.call("a", "do", "nothing") == 1
     ground.trust.connected = False
     asked = [ground.ask("a", "do", "remember"), ground.ask("a", "do", "nothing"), ground.ask("b", "do", "nothing")]
@@ -505,7 +505,7 @@ async def test_without_its_session_a_runner_starts_nothing_until_it_is_back() ->
 class Blocking(Entity):
     """Its handler takes a minute of its thread: nothing else gets a turn meanwhile."""
 
-    ground: Ground
+    ground: LocalHost
 
     @rpc
     async def take_a_minute(self) -> None:
@@ -521,7 +521,7 @@ class Blocking(Entity):
 @pytest.mark.parametrize("method", ["take_a_minute", "crash_after_a_minute"])
 async def test_inv_f4_nothing_begins_after_trust_has_run_out_however_many_wait_behind_one_another(method: str) -> None:
     """One task runs many handlers: the end of one is the beginning of the next, by no older reading of the clock."""
-    ground = Blocking.ground = Ground(Blocking)
+    ground = Blocking.ground = LocalHost(Blocking)
     for each in ("a", "b", "c"):
         await ground.call(each, "take_a_minute")
     seen.clear()
@@ -534,7 +534,7 @@ async def test_inv_f4_nothing_begins_after_trust_has_run_out_however_many_wait_b
 
 
 async def test_inv_f4_a_reading_of_the_clock_is_good_for_one_turn_of_the_loop() -> None:
-    ground = Blocking.ground = Ground(Blocking)
+    ground = Blocking.ground = LocalHost(Blocking)
     await ground.call("a", "take_a_minute")
     seen.clear()
     ground.trust.until_ns = ground.clock.steady_ns() + 10**9
@@ -546,7 +546,7 @@ async def test_inv_f4_a_reading_of_the_clock_is_good_for_one_turn_of_the_loop() 
 
 
 async def test_a_shard_of_somebody_else_is_not_ours() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     await ground.drain()
     with pytest.raises(NotMine):
         await ground.call("a", "do", "nothing")
@@ -560,7 +560,7 @@ async def test_a_shard_of_somebody_else_is_not_ours() -> None:
 
 async def test_a_full_runner_refuses_another_entity_and_serves_those_it_has() -> None:
     """MBOX-09: told from a full mailbox."""
-    ground = Ground(Desk, resident_entities=2)
+    ground = LocalHost(Desk, resident_entities=2)
     busy = [ground.ask(each, "do", "hang") for each in ("a", "b")]
     await until(lambda: seen == ["hangs", "hangs"])
     with pytest.raises(RunnerFull, match="runner runner-1 holds 2 entities, the most it may, so Desk/c"):
@@ -572,7 +572,7 @@ async def test_a_full_runner_refuses_another_entity_and_serves_those_it_has() ->
 
 
 async def test_residents_are_told_by_type() -> None:
-    ground = Ground(Desk, Tasked)
+    ground = LocalHost(Desk, Tasked)
     for each in ("a", "b"):
         await ground.call(each, "do", "nothing")
     assert list(ground.host.residents("Desk")) == ["a", "b"]
@@ -582,7 +582,7 @@ async def test_residents_are_told_by_type() -> None:
 
 
 async def test_a_long_queue_of_quick_handlers_lets_others_have_the_loop() -> None:
-    ground = Ground(Desk)
+    ground = LocalHost(Desk)
     turns = 0
 
     async def other() -> None:

@@ -15,7 +15,7 @@ from coterie.entities.persisted import inbox
 from coterie.entities.persisted.outcome import cancelled
 from coterie.entities.persisted.receiver import HandoverKind, handover_of
 from coterie.errors import NewerVersion
-from tests.unit.entities.fake_storage import StoredGround, now_at, occupant, stored, unknown, unreachable
+from tests.unit.entities.fake_storage import StoredLocalHost, now_at, occupant, stored, unknown, unreachable
 
 pytestmark = pytest.mark.simulated(seeds=2)
 
@@ -94,7 +94,7 @@ async def test_what_is_handed_over_runs_and_whoever_waits_is_told_once_after_the
 
 
 async def test_m5_a_shard_takes_hand_overs_only_behind_its_first_read() -> None:
-    ground = StoredGround(Diary)
+    ground = StoredLocalHost(Diary)
     gate = ground.messages.hold("due")
     first, second = (ground.put("a", "note", number) for number in (1, 2))
     await passed()
@@ -113,7 +113,7 @@ async def test_more_early_hand_overs_than_there_is_room_for_are_found_by_a_sweep
 ) -> None:
     """R2: what waits for the first read is bounded."""
     monkeypatch.setattr("coterie.entities.persisted.inbox._EARLY_MOST", 2)
-    ground = StoredGround(Diary)
+    ground = StoredLocalHost(Diary)
     gate = ground.messages.hold("due")
     await passed()
     for number in range(1, 5):
@@ -325,7 +325,7 @@ async def test_d5_what_is_due_after_the_next_window_stays_in_storage_until_then(
 
 
 async def test_a_delay_reckoned_before_the_database_was_asked_is_not_from_1970() -> None:
-    ground = StoredGround(Diary)
+    ground = StoredLocalHost(Diary)
     assert ground.inbox.now_s() == ground.clock.wall_ns() / 1e9
     await ground.host.stop()
 
@@ -372,7 +372,7 @@ async def test_m5_what_came_before_the_first_read_is_not_overtaken_though_our_cl
 # Suspects
 
 
-def suspected(ground: StoredGround, *names: str, suspicion: int = 1, losses: int = 0) -> list[str]:
+def suspected(ground: StoredLocalHost, *names: str, suspicion: int = 1, losses: int = 0) -> list[str]:
     """A suspect of each of these entities, which goes on when its gate is opened."""
     ids = []
     for who in names:
@@ -382,7 +382,7 @@ def suspected(ground: StoredGround, *names: str, suspicion: int = 1, losses: int
     return ids
 
 
-def marks(ground: StoredGround) -> list[tuple[str, int]]:
+def marks(ground: StoredLocalHost) -> list[tuple[str, int]]:
     """How the suspects were noted to begin, by entity."""
     return [(ground.messages.rows[id_].entity_id, int(mark)) for id_, mark in ground.messages.asked["mark"]]
 
@@ -581,7 +581,7 @@ async def test_what_has_not_begun_is_given_up_with_its_shard_and_what_runs_may_e
 async def test_d1_a_message_whose_entity_still_wakes_when_its_shard_is_given_up_is_not_taken_for_done() -> None:
     """Also if its rpc returns nothing, as what did not run does."""
     for method in ("note", "nothing"):
-        ground = StoredGround(Slow)
+        ground = StoredLocalHost(Slow)
         await ground.read()
         Diary.gates["wake a"] = asyncio.Event()
         sent = ground.send("a", method, *([1] if method == "note" else []))

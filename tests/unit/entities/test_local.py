@@ -12,7 +12,7 @@ from coterie import Entity, rpc
 from coterie.entities.calls.local import ACCEPTED, DetachedCall, accept
 from coterie.entities.calls.wire import NOT_MINE
 from coterie.errors import MailboxFull, UnknownEntity
-from tests.unit.entities.local_host import Ground
+from tests.unit.entities.local_host import LocalHost
 
 pytestmark = pytest.mark.simulated(seeds=2)
 
@@ -51,7 +51,7 @@ def detached(method: str, *, entity_type: str = "Diary") -> DetachedCall:
 
 
 async def test_dur_07_it_is_taken_before_its_handler_has_ended() -> None:
-    ground = Ground(Diary)
+    ground = LocalHost(Diary)
     assert accept(ground.host, detached("wait")) == ACCEPTED
     await asyncio.sleep(0.1)
     assert Diary.began == ["a"]
@@ -63,7 +63,7 @@ async def test_dur_07_it_is_taken_before_its_handler_has_ended() -> None:
 
 
 async def test_a_defect_and_a_stream_end_without_anybody_who_waits() -> None:
-    ground = Ground(Diary)
+    ground = LocalHost(Diary)
     assert [accept(ground.host, detached(method)) for method in ("fail", "items")] == [ACCEPTED, ACCEPTED]
     await asyncio.sleep(0.1)
     assert Diary.began == ["a", "a", "end"]
@@ -71,7 +71,7 @@ async def test_a_defect_and_a_stream_end_without_anybody_who_waits() -> None:
 
 
 async def test_what_keeps_it_from_being_taken_is_told() -> None:
-    ground = Ground((Diary, {"mailbox": 1}))
+    ground = LocalHost((Diary, {"mailbox": 1}))
     for _ in range(2):
         accept(ground.host, detached("wait"))
     await asyncio.sleep(0.1)

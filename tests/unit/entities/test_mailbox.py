@@ -10,7 +10,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.host.mailbox import Mailbox
 from coterie.entities.rpc import rpc
 from coterie.errors import MailboxFull, SendTimeout
-from tests.unit.entities.local_host import Asked, Ground, until
+from tests.unit.entities.local_host import Asked, LocalHost, until
 
 
 def waiting(deadline_s: float = 10.0) -> Asked:
@@ -39,7 +39,7 @@ class Gate(Entity):
 gates: dict[str, Gate] = {}
 
 
-async def gate(ground: Ground, *asked: Asked) -> Gate:
+async def gate(ground: LocalHost, *asked: Asked) -> Gate:
     await until(lambda: "g" in gates and gates["g"].entered, what="the first call has begun")
     return gates["g"]
 
@@ -77,7 +77,7 @@ def test_expired_calls_are_taken_out_and_the_next_deadline_is_told() -> None:
 
 
 async def test_calls_of_one_entity_run_one_after_the_other_in_their_order() -> None:
-    ground = Ground(Gate)
+    ground = LocalHost(Gate)
     asked = [ground.ask("g", "enter", number) for number in range(20)]
     entity = await gate(ground)
     for _ in asked:
@@ -90,7 +90,7 @@ async def test_calls_of_one_entity_run_one_after_the_other_in_their_order() -> N
 
 async def test_a_full_mailbox_refuses_at_once_and_what_it_refused_never_runs() -> None:
     """MBOX-02, INV-E4: the one that was held completes when it is released."""
-    ground = Ground((Gate, {"mailbox": 2}))
+    ground = LocalHost((Gate, {"mailbox": 2}))
     running, *held = [ground.ask("g", "enter", number) for number in range(3)]
     refused = ground.ask("g", "enter", 3)
     with pytest.raises(MailboxFull, match=r"mailbox of Gate/g is full \(2 waiting\)"):
@@ -105,7 +105,7 @@ async def test_a_full_mailbox_refuses_at_once_and_what_it_refused_never_runs() -
 
 
 async def test_as_many_run_at_once_as_the_concurrency_says() -> None:
-    ground = Ground((Gate, {"concurrency": 3}))
+    ground = LocalHost((Gate, {"concurrency": 3}))
     asked = [ground.ask("g", "enter", number) for number in range(10)]
     entity = await gate(ground)
     await until(lambda: entity.inside == 3)
@@ -119,7 +119,7 @@ async def test_as_many_run_at_once_as_the_concurrency_says() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_a_call_that_waits_past_its_deadline_is_told_in_time_and_never_runs() -> None:
-    ground = Ground(Gate)
+    ground = LocalHost(Gate)
     loop = asyncio.get_running_loop()
     running = ground.ask("g", "enter", 1, within_s=60.0)
     behind = ground.ask("g", "enter", 2, within_s=5.0)
@@ -137,7 +137,7 @@ async def test_a_call_that_waits_past_its_deadline_is_told_in_time_and_never_run
 
 
 async def test_a_caller_that_leaves_the_queue_is_never_run_nor_answered() -> None:
-    ground = Ground(Gate)
+    ground = LocalHost(Gate)
     running, left, last = [ground.ask("g", "enter", number) for number in range(3)]
     entity = await gate(ground)
     ground.host.cancel(left)
@@ -150,7 +150,7 @@ async def test_a_caller_that_leaves_the_queue_is_never_run_nor_answered() -> Non
 
 
 async def test_one_entity_that_waits_holds_up_no_other() -> None:
-    ground = Ground(Gate)
+    ground = LocalHost(Gate)
     ground.ask("g", "enter", 1)
     await gate(ground)
     other = ground.ask("other", "enter", 7)

@@ -10,7 +10,7 @@ import pytest
 
 from coterie import Entity, rpc
 from coterie.entities.persisted import poller
-from tests.unit.entities.fake_storage import StoredGround, now_at, stored, unreachable
+from tests.unit.entities.fake_storage import StoredLocalHost, now_at, stored, unreachable
 
 pytestmark = pytest.mark.simulated(seeds=2)
 
@@ -38,7 +38,7 @@ def fresh() -> None:
     Diary.began, Diary.gate = [], asyncio.Event()
 
 
-def same_shard(ground: StoredGround, count: int) -> list[str]:
+def same_shard(ground: StoredLocalHost, count: int) -> list[str]:
     """Entities that live on one shard."""
     seat = ground.message("0", "note", 0).seat
     return [who for who in map(str, range(1000)) if ground.message(who, "note", 0).seat == seat][:count]
@@ -158,7 +158,7 @@ async def test_incident_36_a_row_that_was_committed_late_is_found_behind_later_o
 
 
 async def test_incident_18_one_bad_row_of_a_batch_strands_none_of_the_others() -> None:
-    ground = StoredGround(Diary)
+    ground = StoredLocalHost(Diary)
     sent = [ground.put("a", "note", number) for number in range(10)]
     row = ground.messages.rows[sent[3]]
     ground.messages.add(ground.message("a", "note", 3, id=row.id, payload=b"\xc1"))
@@ -184,7 +184,7 @@ async def test_while_storage_is_away_it_is_asked_again_and_a_poll_waits_for_it(
 
 async def test_gap_14_c5_what_may_have_killed_the_holder_before_is_found_before_anything_runs() -> None:
     """Also if that cannot be written at first: some seconds later, not after a claim's timeout."""
-    ground = StoredGround((Diary, {"concurrency": 3}), clean=False, loss_limit=7)
+    ground = StoredLocalHost((Diary, {"concurrency": 3}), clean=False, loss_limit=7)
     ground.messages.failing["suspect"] = [unreachable]
     sent = ground.put("a", "note", 1)
     await ground.read()
@@ -207,7 +207,7 @@ async def test_a_backlog_of_many_pages_is_gone_on_with_at_once(monkeypatch: pyte
     """R2: a sweep has an end; the next one begins where it stopped."""
     monkeypatch.setattr(poller, "_PAGE", 5)
     monkeypatch.setattr(poller, "_PAGES_MOST", 2)
-    ground = StoredGround(Diary)
+    ground = StoredLocalHost(Diary)
     began_s = asyncio.get_running_loop().time()
     sent = [ground.put("a", "note", number) for number in range(100)]
     while ground.status(*sent) != ["done"] * 100:

@@ -11,7 +11,7 @@ import pytest
 from coterie import Entity, rpc
 from coterie.entities.calls.wire import LOOK, encode
 from coterie.entities.persisted.receiver import Handover, HandoverKind, Receiver, pack, read_cancelled
-from tests.unit.entities.fake_storage import StoredGround, now_at, stored, unknown
+from tests.unit.entities.fake_storage import StoredLocalHost, now_at, stored, unknown
 
 pytestmark = pytest.mark.simulated(seeds=2)
 
@@ -47,7 +47,7 @@ class Request:
         self.told.append(code)
 
 
-def brought(ground: StoredGround, kind: int, number: int = 1, *, epoch: int = 0, stored: bool = True) -> Request:
+def brought(ground: StoredLocalHost, kind: int, number: int = 1, *, epoch: int = 0, stored: bool = True) -> Request:
     message = ground.message("a", "wait", number)
     if stored:
         ground.messages.add(message)

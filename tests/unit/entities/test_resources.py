@@ -12,7 +12,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError
 from coterie.kernel.context import current
-from tests.unit.entities.local_host import Ground, until
+from tests.unit.entities.local_host import LocalHost, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -74,7 +74,7 @@ async def reading() -> AsyncIterator[str]:
 
 
 async def test_one_name_is_opened_once_in_a_life() -> None:
-    ground = Ground(User)
+    ground = LocalHost(User)
     assert [await ground.call("a", "use", "db") for _ in range(3)] == ["db of a"] * 3
     assert seen == ["open db for a"]
     assert await ground.call("b", "use", "db") == "db of b"
@@ -83,7 +83,7 @@ async def test_one_name_is_opened_once_in_a_life() -> None:
 
 
 async def test_those_who_ask_at_the_same_time_get_the_same() -> None:
-    ground = Ground((User, {"concurrency": 4}))
+    ground = LocalHost((User, {"concurrency": 4}))
     asked = [ground.ask("a", "use", "db") for _ in range(4)]
     assert [await each.future for each in asked] == ["db of a"] * 4
     assert await ground.call("a", "use_twice_at_once", "cache") == ["cache of a"] * 2
@@ -93,7 +93,7 @@ async def test_those_who_ask_at_the_same_time_get_the_same() -> None:
 
 async def test_they_are_closed_in_the_opposite_order_when_the_shard_moves() -> None:
     """RES-01, as DESIGN has it: released when the entity moves, acquired again by the next use."""
-    ground = Ground(User)
+    ground = LocalHost(User)
     for name in ("one", "two", "three"):
         await ground.call("a", "use", name)
     await ground.drain()
@@ -105,7 +105,7 @@ async def test_they_are_closed_in_the_opposite_order_when_the_shard_moves() -> N
 
 
 async def test_a_defect_closes_them_before_the_next_life_opens_its_own() -> None:
-    ground = Ground(User)
+    ground = LocalHost(User)
     await ground.call("a", "use", "db")
     crash, after = ground.ask("a", "crash"), ground.ask("a", "use", "db")
     with pytest.raises(RemoteError):
@@ -116,7 +116,7 @@ async def test_a_defect_closes_them_before_the_next_life_opens_its_own() -> None
 
 
 async def test_what_could_not_be_opened_is_tried_again() -> None:
-    ground = Ground((User, {"concurrency": 2}))
+    ground = LocalHost((User, {"concurrency": 2}))
     trouble.append("fail")
     asked = [ground.ask("a", "use", "db") for _ in range(2)]
     for each in asked:
@@ -128,7 +128,7 @@ async def test_what_could_not_be_opened_is_tried_again() -> None:
 
 
 async def test_a_handler_that_is_cancelled_gives_up_opening_and_the_next_one_tries_again() -> None:
-    ground = Ground((User, {"concurrency": 2}))
+    ground = LocalHost((User, {"concurrency": 2}))
     trouble.append("hang")
     first, second = [ground.ask("a", "use", "db") for _ in range(2)]
     await until(lambda: len(ground.host.handlers.waiting) == 2)
@@ -140,14 +140,14 @@ async def test_a_handler_that_is_cancelled_gives_up_opening_and_the_next_one_tri
 
 
 async def test_a_task_group_may_live_in_a_resource() -> None:
-    ground = Ground(User)
+    ground = LocalHost(User)
     assert await ground.call("a", "group") == "reading"
     await ground.drain()
     assert seen == ["group closed"]
 
 
 async def test_a_resource_that_cannot_be_closed_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    ground = Ground(Sticky)
+    ground = LocalHost(Sticky)
     await ground.call("a", "use")
     await ground.drain()
     assert "will not close" in caplog.text
@@ -167,7 +167,7 @@ async def glue() -> AsyncIterator[str]:
 
 @pytest.mark.simulated(seeds=2)
 async def test_a_resource_that_hangs_while_closing_holds_up_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    ground = Ground(Endless)
+    ground = LocalHost(Endless)
     loop = asyncio.get_running_loop()
     await ground.call("a", "use")
     began_s = loop.time()

@@ -30,7 +30,7 @@ ME = "a"
 
 
 @dataclass
-class Ground:
+class RoutingProcess:
     """A process with a directory, and tables that it may read."""
 
     view: ClusterSnapshot = field(default_factory=lambda: view([runner("a"), runner("b")], shards(4)))
@@ -59,7 +59,7 @@ class Ground:
 
 
 def test_an_entity_is_on_the_shard_that_its_name_says() -> None:
-    ground = Ground()
+    ground = RoutingProcess()
     for who in map(str, range(20)):
         shard = ground.routing.find("Account", who, "default")
         assert shard.id.number == shard_number("Account", who, 4)
@@ -68,7 +68,7 @@ def test_an_entity_is_on_the_shard_that_its_name_says() -> None:
 
 
 def test_route_08_a_change_of_the_picture_is_seen_by_the_next_call() -> None:
-    ground = Ground()
+    ground = RoutingProcess()
     shard = ground.routing.find("Account", "x", "default")
     assert (shard.peer, shard.is_mine) == (None, False)
     ground.give("b")
@@ -84,7 +84,7 @@ def test_route_08_a_change_of_the_picture_is_seen_by_the_next_call() -> None:
 
 def test_what_is_remembered_of_entities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "_ENTITIES_MOST", 100)
-    ground = Ground()
+    ground = RoutingProcess()
     for who in range(1_000):
         ground.routing.find("Account", str(who), "default")
     assert sum(map(len, ground.routing._found.values())) <= 100
@@ -92,7 +92,7 @@ def test_what_is_remembered_of_entities_is_bounded(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_another_runner_knows_counts_if_it_is_newer() -> None:
-    ground = Ground()
+    ground = RoutingProcess()
     ground.give("a")
     ground.directory.learn(ground.view)
     shard = ground.routing.find("Account", "x", "default")
@@ -104,7 +104,7 @@ def test_what_another_runner_knows_counts_if_it_is_newer() -> None:
 
 
 def test_only_runners_of_the_group_that_stay_count_as_others() -> None:
-    ground = Ground()
+    ground = RoutingProcess()
     rows = [runner("a"), runner("b"), runner("c", groups=("special",)), runner("d", leaving=True)]
     ground.directory.learn(view(rows, []))
     assert [row.id for row in ground.routing.others("default", than="a")] == ["b"]
@@ -113,7 +113,7 @@ def test_only_runners_of_the_group_that_stay_count_as_others() -> None:
 
 @pytest.mark.parametrize("groups", [("special", "default"), ("default", "special"), ("a", "special", "b", "default")])
 def test_a_runner_of_several_groups_counts_in_each_of_them(groups: tuple[str, ...]) -> None:
-    ground = Ground()
+    ground = RoutingProcess()
     ground.directory.learn(view([runner("a"), runner("b", groups=groups), runner("c", groups=("a",))], []))
     assert [row.id for row in ground.routing.others("default", than="a")] == ["b"]
     assert [row.id for row in ground.routing.others("special", than="a")] == ["b"]
@@ -121,7 +121,7 @@ def test_a_runner_of_several_groups_counts_in_each_of_them(groups: tuple[str, ..
 
 @pytest.mark.simulated(seeds=3)
 async def test_all_who_wait_share_readings_with_pauses_that_grow() -> None:
-    ground = Ground()
+    ground = RoutingProcess()
 
     async def wait() -> None:
         loop = asyncio.get_running_loop()
@@ -141,7 +141,7 @@ async def test_all_who_wait_share_readings_with_pauses_that_grow() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_a_change_that_others_tell_of_wakes_those_who_wait() -> None:
-    ground = Ground()
+    ground = RoutingProcess()
     ground.broken = True
     waiting = asyncio.create_task(ground.routing.wait_for_change(within_s=60))
     await asyncio.sleep(0.0005)
@@ -153,7 +153,7 @@ async def test_a_change_that_others_tell_of_wakes_those_who_wait() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_waiting_ends_with_its_time_whatever_the_database_does() -> None:
-    ground = Ground()
+    ground = RoutingProcess()
     ground.broken = True
     loop = asyncio.get_running_loop()
     until_s = loop.time() + 3
@@ -166,11 +166,11 @@ async def test_waiting_ends_with_its_time_whatever_the_database_does() -> None:
 @pytest.mark.simulated(seeds=1)
 async def test_a_client_doubts_a_picture_that_is_seconds_old_and_a_runner_does_not() -> None:
     """Nobody tells clients of changes; runners are told."""
-    ground = Ground()
+    ground = RoutingProcess()
     ground.routing.keeps_itself = True
     ground.directory.learn(ground.view)
     assert 1 < ground.routing.fresh_until_s - asyncio.get_running_loop().time() < 5
-    told = Ground()
+    told = RoutingProcess()
     told.directory.learn(told.view)
     assert told.routing.fresh_until_s == float("inf")
     await ground.routing.stop()
@@ -180,7 +180,7 @@ async def test_a_client_doubts_a_picture_that_is_seconds_old_and_a_runner_does_n
 @pytest.mark.simulated(seeds=3)
 async def test_a_picture_older_than_a_lease_is_read_before_anything_is_sent_by_it() -> None:
     """All who send meanwhile wait for that one reading; a younger one is read beside them."""
-    ground, loop = Ground(), asyncio.get_running_loop()
+    ground, loop = RoutingProcess(), asyncio.get_running_loop()
     ground.routing.keeps_itself = True
     await ground.directory.refresh()
     await asyncio.sleep(3)

@@ -14,7 +14,7 @@ from coterie.entities.rpc import rpc
 from coterie.errors import CoterieError, RemoteError, RunnerUnavailable
 from coterie.kernel.context import current
 from coterie.kernel.retry import Retry
-from tests.unit.entities.local_host import Asked, Ground, NotMine
+from tests.unit.entities.local_host import Asked, LocalHost, NotMine
 
 _CALLS = 300
 _IDS = 6
@@ -75,7 +75,7 @@ async def test_every_call_ends_once_and_in_time_and_runs_once_or_not_at_all(
 ) -> None:
     global storm
     storm = Storm(request.node.callspec.params["_simulation_seed"])
-    ground = Ground(
+    ground = LocalHost(
         (Busy, {"mailbox": 3, "max_idle": "2s", "retry": Retry(attempts=3, base="10ms")}),
         resident_entities=4,
         drain="2s",

@@ -11,7 +11,7 @@ import pytest
 from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 from coterie.errors import RemoteError, RunnerUnavailable, SendTimeout
-from tests.unit.entities.local_host import Asked, Ground, until
+from tests.unit.entities.local_host import Asked, LocalHost, until
 
 seen: list[Any] = []
 
@@ -56,7 +56,7 @@ class Tap(Entity):
         return "fine"
 
 
-def read(ground: Ground, method: str, *args: Any, room: int | None = None, **options: Any) -> Asked:
+def read(ground: LocalHost, method: str, *args: Any, room: int | None = None, **options: Any) -> Asked:
     queue: asyncio.Queue[Any] = asyncio.Queue()
     semaphore = None if room is None else asyncio.Semaphore(room)
     return ground.ask("a", method, *args, items=queue, room=semaphore, **options)
@@ -68,7 +68,7 @@ def items(work: Asked) -> list[Any]:
 
 async def test_a_stream_gives_its_items_and_then_its_end() -> None:
     """STRM-06."""
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = read(ground, "drip", 3)
     assert await work.future is None
     assert items(work) == [0, 1, 2]
@@ -80,7 +80,7 @@ async def test_a_stream_gives_its_items_and_then_its_end() -> None:
 @pytest.mark.parametrize(("end", "error"), [("declared", Spent), ("defect", RemoteError), ("wrong", RemoteError)])
 async def test_a_stream_that_fails_says_so_once_after_its_items(end: str, error: type[Exception]) -> None:
     """STRM-07: also for a value that cannot be encoded."""
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = read(ground, "drip", 2, 0.0, end)
     with pytest.raises(error):
         await work.future
@@ -91,7 +91,7 @@ async def test_a_stream_that_fails_says_so_once_after_its_items(end: str, error:
 
 
 async def test_the_handler_goes_no_faster_than_its_reader() -> None:
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = read(ground, "drip", 100, room=2)
     await until(lambda: len(seen) == 3)
     for _ in range(20):
@@ -106,7 +106,7 @@ async def test_the_handler_goes_no_faster_than_its_reader() -> None:
 
 @pytest.mark.parametrize("where", ["in the handler", "behind the reader"])
 async def test_a_reader_that_leaves_closes_the_generator(where: str) -> None:
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = read(ground, "drip", 100, 1000.0 if where == "in the handler" else 0.0, room=1)
     await until(lambda: work.items.qsize() == 1 and seen[-1] == (0 if where == "in the handler" else 1))
     ground.host.cancel(work)
@@ -117,7 +117,7 @@ async def test_a_reader_that_leaves_closes_the_generator(where: str) -> None:
 
 
 async def test_a_reader_that_cannot_be_reached_ends_the_stream() -> None:
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = ground.ask("a", "drip", 100)
     await until(lambda: seen and seen[-1] == "closed")
     assert seen == [0, "closed"]
@@ -129,7 +129,7 @@ async def test_a_reader_that_cannot_be_reached_ends_the_stream() -> None:
 
 @pytest.mark.simulated(seeds=3)
 async def test_the_deadline_of_a_stream_is_its_longest_silence() -> None:
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = read(ground, "drip", 10, 4.0, within_s=5.0)
     await work.future
     assert items(work) == list(range(10))
@@ -143,7 +143,7 @@ async def test_the_deadline_of_a_stream_is_its_longest_silence() -> None:
 
 @pytest.mark.simulated(seeds=2)
 async def test_a_reader_that_is_behind_has_its_own_time() -> None:
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = read(ground, "drip", 3, 4.0, room=1, within_s=5.0)
     for _ in range(2):
         await until(lambda: seen and seen[-1] != 0)
@@ -155,7 +155,7 @@ async def test_a_reader_that_is_behind_has_its_own_time() -> None:
 
 
 async def test_a_stream_is_cut_short_when_the_seat_is_lost() -> None:
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     work = read(ground, "drip", 100, room=2)
     await until(lambda: seen == [0, 1, 2])
     ground.trust.end()
@@ -169,7 +169,7 @@ async def test_a_stream_is_cut_short_when_the_seat_is_lost() -> None:
 
 @pytest.mark.simulated(seeds=2)
 async def test_a_generator_that_hangs_while_closing_frees_its_entity_after_a_while() -> None:
-    ground = Ground(Tap)
+    ground = LocalHost(Tap)
     loop = asyncio.get_running_loop()
     work = read(ground, "hang_on_close", room=0)
     await until(lambda: len(ground.host.handlers.waiting) == 1)

@@ -49,7 +49,7 @@ class Wires:
         return cast("bytes", answer)
 
 
-class Ground:
+class ObservedProcess:
     """A process: storage that can be away or hang, wires, and what it knows of itself."""
 
     def __init__(
@@ -145,14 +145,14 @@ def test_whoever_asks_is_told_at_once() -> None:
 async def test_everybody_is_asked_but_oneself_and_who_is_silent_stays_unknown() -> None:
     wires = Wires(web_2=lambda: encoded(local("web-2")), web_3=lambda: SendTimeout(target="", waited_s=0.5))
     rows = (row(), row("web-2"), row("web-3"))
-    ground = Ground(wires, facts=local(seats=5), view=ClusterSnapshot(rows, (), ""))
+    ground = ObservedProcess(wires, facts=local(seats=5), view=ClusterSnapshot(rows, (), ""))
     found = await ground.collector.collect()
     assert found.runners == {"id-web-1": local(seats=5), "id-web-2": local("web-2"), "id-web-3": None}
     assert sorted(wires.asked) == ["id-web-2", "id-web-3"]
 
 
 async def test_what_waits_is_told_with_its_age_by_the_databases_clock() -> None:
-    ground = Ground()
+    ground = ObservedProcess()
     ground.late = (LateReply("shard:default:1", "7", ago(42), "Account", "alice", "charge"),)
     found = await ground.collector.collect()
     assert (found.now, found.dead, found.oldest) == (NOW, 3, found.overdue[0])
@@ -161,7 +161,7 @@ async def test_what_waits_is_told_with_its_age_by_the_databases_clock() -> None:
 
 
 async def test_all_who_ask_at_once_share_one_look_and_the_next_one_looks_anew() -> None:
-    ground = Ground()
+    ground = ObservedProcess()
     first, second = await asyncio.gather(ground.collector.collect(), ground.collector.collect())
     assert first is second
     assert ground.reads == 1
@@ -172,7 +172,7 @@ async def test_all_who_ask_at_once_share_one_look_and_the_next_one_looks_anew() 
 @pytest.mark.parametrize("part", ["view", "backlog"])
 async def test_l4_a_database_that_is_away_is_an_error_of_its_own_and_spoils_nothing(part: str) -> None:
     """Whichever question it does not answer; nobody has to look into a group of errors."""
-    ground = Ground()
+    ground = ObservedProcess()
     if part == "view":
         ground.wrong = AWAY
     else:
@@ -189,7 +189,7 @@ async def raising(**_: Any) -> Backlog:
 
 
 async def test_whoever_gives_up_does_not_spoil_the_look_of_others() -> None:
-    ground = Ground()
+    ground = ObservedProcess()
     ground.go_on.clear()
     impatient, patient = (asyncio.ensure_future(ground.collector.collect()) for _ in range(2))
     await asyncio.sleep(0)
@@ -199,7 +199,7 @@ async def test_whoever_gives_up_does_not_spoil_the_look_of_others() -> None:
 
 
 async def test_stopping_ends_a_look() -> None:
-    ground = Ground()
+    ground = ObservedProcess()
     ground.go_on.clear()
     look = asyncio.ensure_future(ground.collector.collect())
     while not ground.reads:
@@ -213,7 +213,7 @@ async def test_stopping_ends_a_look() -> None:
 
 
 async def test_l4_recent_facts_are_not_read_again_and_old_ones_are() -> None:
-    ground = Ground()
+    ground = ObservedProcess()
     assert (await ground.collector.recent()).age_s == 0.0
     ground.clock.advance(timedelta(seconds=1))
     assert (await ground.collector.recent()).age_s == 1.0
@@ -225,7 +225,7 @@ async def test_l4_recent_facts_are_not_read_again_and_old_ones_are() -> None:
 
 @pytest.mark.parametrize("how", ["hangs", "away"])
 async def test_l4_a_probe_does_not_wait_for_the_database_and_judges_by_the_age_of_what_it_has(how: str) -> None:
-    ground = Ground(facts=local())
+    ground = ObservedProcess(facts=local())
     assert await ground.collector.readiness() == ()
     ground.clock.advance(timedelta(seconds=11))
     if how == "hangs":
@@ -247,7 +247,7 @@ async def test_l4_a_probe_does_not_wait_for_the_database_and_judges_by_the_age_o
 )
 async def test_l4_the_database_is_not_asked_where_it_changes_nothing(wrong: dict[str, Any]) -> None:
     """While a runner starts there is none; while it drains, or the database is away, it would be in vain."""
-    ground = Ground(facts=local(**wrong))
+    ground = ObservedProcess(facts=local(**wrong))
     assert await ground.collector.readiness() != ()
     assert ground.reads == 0
 

@@ -30,7 +30,7 @@ OVER = msgspec.structs.replace(FREE, expired=frozenset({"old"}))
 GONE = msgspec.structs.replace(FREE, gone=frozenset({"old"}))
 
 
-class World:
+class EvictionCase:
     """The dedicated session, the network, and what became of the runner that is called old."""
 
     address = "127.0.0.1:9"
@@ -135,7 +135,7 @@ async def until(condition: Callable[[], object]) -> None:
 async def test_one_that_died_before_we_started_is_evicted_with_the_counter_that_was_seen(
     found: Presences, presence: Presence, expired: bool
 ) -> None:
-    world = World(found, presence)
+    world = EvictionCase(found, presence)
     async with evicting(world) as watching:
         await watching.check_neighbours()
         await until(lambda: world.gone)
@@ -143,7 +143,7 @@ async def test_one_that_died_before_we_started_is_evicted_with_the_counter_that_
 
 
 async def test_where_the_kernel_knows_no_address_is_asked() -> None:
-    world = World(GONE, "present")
+    world = EvictionCase(GONE, "present")
     async with evicting(world) as watching:
         await watching.check_neighbours()
         await until(lambda: world.gone)
@@ -152,7 +152,7 @@ async def test_where_the_kernel_knows_no_address_is_asked() -> None:
 
 
 async def test_an_address_that_never_answers_is_silent_after_a_while() -> None:
-    world = World(OVER)
+    world = EvictionCase(OVER)
     world.presence = None
     async with evicting(world) as watching:
         await watching.check_neighbours()
@@ -162,7 +162,7 @@ async def test_an_address_that_never_answers_is_silent_after_a_while() -> None:
 
 async def test_loopback_of_another_host_is_not_asked() -> None:
     """What listens there is somebody else's."""
-    world = World(OVER, "refused")
+    world = EvictionCase(OVER, "refused")
     async with evicting(world, msgspec.structs.replace(runner("old"), host_id="elsewhere")) as watching:
         await watching.check_neighbours()
         await until(lambda: world.gone)
@@ -173,7 +173,7 @@ async def test_loopback_of_another_host_is_not_asked() -> None:
 async def test_our_own_address_is_near_whatever_host_it_was() -> None:
     """A container that was started again has another network namespace, and often the same address."""
     found = msgspec.structs.replace(FREE, up_s=0.0)
-    world = World(found, "other")
+    world = EvictionCase(found, "other")
     world.address = "10.0.0.5:7651"
     row = msgspec.structs.replace(runner("old"), host_id="elsewhere", address="10.0.0.5:7651")
     async with evicting(world, row) as watching:
@@ -183,7 +183,7 @@ async def test_our_own_address_is_near_whatever_host_it_was() -> None:
 
 
 async def test_one_that_answers_is_met_and_kept_in_touch_with() -> None:
-    world = World(FREE, "present")
+    world = EvictionCase(FREE, "present")
     async with evicting(world) as watching:
         await watching.check_neighbours()
         await until(lambda: world.reached)
@@ -198,7 +198,7 @@ async def test_one_that_answers_is_met_and_kept_in_touch_with() -> None:
 
 
 async def test_one_that_renews_is_alive_although_it_cannot_be_reached() -> None:
-    world = World(FREE, "silent")
+    world = EvictionCase(FREE, "silent")
     async with evicting(world) as watching:
         await watching.check_neighbours()
         await until(lambda: len(world.looks) > 2)
@@ -211,7 +211,7 @@ async def test_one_that_renews_is_alive_although_it_cannot_be_reached() -> None:
 
 async def test_one_whose_lock_is_held_is_looked_at_until_it_is_free() -> None:
     """The server takes some milliseconds to notice that a session is gone."""
-    world = World(HELD, "refused")
+    world = EvictionCase(HELD, "refused")
     async with evicting(world) as watching:
         await watching.check_neighbours()
         await until(lambda: len(world.looks) > 4)
@@ -222,7 +222,7 @@ async def test_one_whose_lock_is_held_is_looked_at_until_it_is_free() -> None:
 
 
 async def test_one_that_leaves_meanwhile_is_left_alone() -> None:
-    world = World(HELD, "silent")
+    world = EvictionCase(HELD, "silent")
     async with evicting(world) as watching:
         await watching.check_neighbours()
         await until(lambda: world.probed)
@@ -233,7 +233,7 @@ async def test_one_that_leaves_meanwhile_is_left_alone() -> None:
 
 @pytest.mark.parametrize("trouble", ["database", "network"])
 async def test_what_fails_is_tried_again_with_the_next_pass(trouble: str) -> None:
-    world = World(FREE, "present")
+    world = EvictionCase(FREE, "present")
     world.unreachable = trouble == "network"
     async with evicting(world) as watching:
         if trouble == "database":
@@ -251,7 +251,7 @@ async def test_of_many_runners_those_beyond_the_neighbours_are_asked_only_if_the
     ids = [f"r{number:02}" for number in range(40)]
     dead = {"r20", "r30"}
     found = Presences("start 1", frozenset(ids) - dead, dict.fromkeys(ids, 7), up_s=60.0)
-    world = World(found, "refused")
+    world = EvictionCase(found, "refused")
     async with evicting(world, *map(runner, ids)) as watching:
         await watching.check_neighbours()
         await until(lambda: set(world.gone) == dead)
@@ -263,7 +263,7 @@ async def test_of_many_runners_those_beyond_the_neighbours_are_asked_only_if_the
 async def test_one_of_many_that_answers_is_met_without_a_connection() -> None:
     ids = [f"r{number:02}" for number in range(40)]
     found = Presences("start 1", frozenset(ids) - {"r30"}, dict.fromkeys(ids, 7), up_s=60.0)
-    world = World(found, "present")
+    world = EvictionCase(found, "present")
     async with evicting(world, *map(runner, ids)) as watching:
         await watching.check_neighbours()
         await until(lambda: watching.met("r30"))
@@ -275,7 +275,7 @@ async def test_one_of_many_that_answers_is_met_without_a_connection() -> None:
 
 
 @asynccontextmanager
-async def met(world: World, row: RunnerRow | None = None) -> AsyncIterator[FailureDetector]:
+async def met(world: EvictionCase, row: RunnerRow | None = None) -> AsyncIterator[FailureDetector]:
     """Old was reached, its lock was seen, and its connection has just broken."""
     world.found, world.presence = HELD, "present"
     async with evicting(world, row or runner("old")) as watching:
@@ -289,7 +289,7 @@ async def met(world: World, row: RunnerRow | None = None) -> AsyncIterator[Failu
 
 @pytest.mark.parametrize("presence", ["refused", "other"])
 async def test_two_witnesses_are_enough(presence: Presence) -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world):
         world.found, world.presence = FREE, presence
         world.lose("old", "reset")
@@ -300,7 +300,7 @@ async def test_two_witnesses_are_enough(presence: Presence) -> None:
 
 @pytest.mark.parametrize("presence", ["silent", "stranger", "present"])
 async def test_an_address_that_does_not_refuse_is_no_witness(presence: Presence) -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world) as watching:
         world.found, world.presence = FREE, presence
         world.lose("old", "reset")
@@ -311,7 +311,7 @@ async def test_an_address_that_does_not_refuse_is_no_witness(presence: Presence)
 
 
 async def test_a_lock_that_is_held_is_looked_at_again_until_it_is_free() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world):
         world.presence = "refused"
         world.lose("old", "reset")
@@ -323,7 +323,7 @@ async def test_a_lock_that_is_held_is_looked_at_again_until_it_is_free() -> None
 
 
 async def test_a_free_lock_on_another_start_of_the_server_proves_nothing() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world):
         world.found, world.presence = msgspec.structs.replace(FREE, server="start 2"), "refused"
         world.lose("old", "reset")
@@ -332,7 +332,7 @@ async def test_a_free_lock_on_another_start_of_the_server_proves_nothing() -> No
 
 
 async def test_one_whose_row_is_gone_already_is_not_evicted() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world):
         world.found, world.presence = Presences("start 1", frozenset(), {}), "refused"
         world.lose("old", "reset")
@@ -341,7 +341,7 @@ async def test_one_whose_row_is_gone_already_is_not_evicted() -> None:
 
 
 async def test_one_that_comes_back_is_suspected_no_more() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world) as watching:
         world.found, world.presence = FREE, "silent"
         world.lose("old", "reset")
@@ -356,7 +356,7 @@ async def test_one_that_comes_back_is_suspected_no_more() -> None:
 
 
 async def test_one_that_has_left_meanwhile_is_suspected_no_more() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world) as watching:
         world.presence = "silent"
         world.lose("old", "reset")
@@ -371,7 +371,7 @@ async def test_one_that_has_left_meanwhile_is_suspected_no_more() -> None:
 
 
 async def test_one_that_another_observer_evicted_is_work_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     world.spares = True
     async with met(world):
         world.found, world.presence = FREE, "refused"
@@ -381,7 +381,7 @@ async def test_one_that_another_observer_evicted_is_work_all_the_same(caplog: py
 
 
 async def test_without_the_database_a_suspect_is_left_to_its_lease(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     caplog.set_level("INFO", logger="coterie.ownership")
     async with met(world) as watching:
         world.presence, world.lost = "refused", True
@@ -393,7 +393,7 @@ async def test_without_the_database_a_suspect_is_left_to_its_lease(caplog: pytes
 
 
 async def test_a_suspect_is_examined_once_at_a_time() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world):
         world.presence = None
         for _ in range(3):
@@ -403,14 +403,14 @@ async def test_a_suspect_is_examined_once_at_a_time() -> None:
 
 
 async def test_the_refusal_of_one_that_was_never_reached_means_nothing() -> None:
-    world = World(HELD, "refused")
+    world = EvictionCase(HELD, "refused")
     async with evicting(world) as watching:
         world.lose("old", "reset")
         assert not watching._suspects
 
 
 async def test_connections_that_break_while_we_stop_are_our_own_doing() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world) as watching:
         await watching.stop()
         world.presence = "refused"
@@ -419,7 +419,7 @@ async def test_connections_that_break_while_we_stop_are_our_own_doing() -> None:
 
 
 async def test_one_met_by_its_renewals_alone_is_connected_to_and_then_reached() -> None:
-    world = World(HELD, "silent")
+    world = EvictionCase(HELD, "silent")
     async with evicting(world) as watching:
         watching._watch.saw([Sighting("old", 7, False, False)], sent_ns=1, got_ns=2)
         watching._watch.saw([Sighting("old", 8, False, False)], sent_ns=3, got_ns=4)
@@ -438,7 +438,7 @@ async def test_one_met_by_its_renewals_alone_is_connected_to_and_then_reached() 
 
 @pytest.mark.parametrize("spared", [False, True])
 async def test_one_whose_lease_has_run_out_is_evicted_unless_the_database_spares_it(spared: bool) -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     world.spares = spared
     async with evicting(world) as watching:
         for second in range(0, 10_000, 1000):
@@ -449,7 +449,7 @@ async def test_one_whose_lease_has_run_out_is_evicted_unless_the_database_spares
 
 
 async def test_one_that_is_reached_and_connected_is_left_in_peace() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world) as watching:
         world.connections.append("old")
         await watching.check_neighbours()
@@ -458,7 +458,7 @@ async def test_one_that_is_reached_and_connected_is_left_in_peace() -> None:
 
 
 async def test_one_thing_at_a_time_is_done_about_a_runner() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     world.presence = None
     async with evicting(world) as watching:
         await watching.check_neighbours()
@@ -469,7 +469,7 @@ async def test_one_thing_at_a_time_is_done_about_a_runner() -> None:
 
 
 async def test_a_connection_that_fails_is_tried_again_with_the_next_pass() -> None:
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world) as watching:
         world.unreachable = True
         await watching.check_neighbours()
@@ -480,7 +480,7 @@ async def test_a_connection_that_fails_is_tried_again_with_the_next_pass() -> No
 
 
 async def test_one_that_leaves_while_its_address_is_asked_is_left_alone() -> None:
-    world = World(FREE, "refused")
+    world = EvictionCase(FREE, "refused")
 
     async def probe(peer: PeerAddress) -> Presence:
         world.found = Presences("start 1", frozenset(), {})
@@ -495,7 +495,7 @@ async def test_one_that_leaves_while_its_address_is_asked_is_left_alone() -> Non
 
 async def test_a_suspect_that_shows_no_sign_either_way_is_left_to_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coterie.ownership.failure_detector._LOOKS_S", (0.0, 0.0, 0.0))
-    world = World(HELD)
+    world = EvictionCase(HELD)
     async with met(world) as watching:
         world.presence = "refused"
         world.lose("old", "reset")

@@ -91,7 +91,7 @@ class Session:
             raise self.errors.pop(0)
 
 
-class Stage:
+class KeptLease:
     """A lease that is kept."""
 
     def __init__(self, times: LeaseTimes = TIMES) -> None:
@@ -164,7 +164,7 @@ async def test_what_may_work_later_is_tried_again_and_the_rest_raises() -> None:
 
 
 async def test_registering_begins_trust_on_a_session_that_is_witnessed() -> None:
-    stage = Stage()
+    stage = KeptLease()
     assert not stage.trust.holds
     await stage.register()
     assert (stage.trust.holds, stage.trust.connected, stage.lease_keeper.generation) == (True, True, 4)
@@ -178,7 +178,7 @@ async def test_registering_begins_trust_on_a_session_that_is_witnessed() -> None
 async def test_nothing_new_is_started_without_a_lock_where_there_are_locks(
     witnessed: bool, leases_only: bool, may_start: bool
 ) -> None:
-    stage = Stage()
+    stage = KeptLease()
     stage.session.witnessed, stage.session.leases_only = witnessed, leases_only
     await stage.register()
     assert stage.trust.connected is may_start
@@ -189,7 +189,7 @@ async def test_nothing_new_is_started_without_a_lock_where_there_are_locks(
     [(trouble("refused"), False), (trouble("unknown"), True), (trouble("unreachable"), True), (KeyError("x"), True)],
 )
 async def test_a_session_in_doubt_is_closed_and_another_one_opened(error: Exception, is_closed: bool) -> None:
-    stage = Stage()
+    stage = KeptLease()
     await stage.register()
     stage.session.errors = [error]
     with pytest.raises(type(error)):
@@ -202,7 +202,7 @@ async def test_a_session_in_doubt_is_closed_and_another_one_opened(error: Except
 
 
 async def test_after_a_failed_try_to_open_it_others_fail_at_once_for_a_while() -> None:
-    stage = Stage()
+    stage = KeptLease()
     stage.session.opening = [trouble(), trouble("refused")]
     for _ in range(2):
         with pytest.raises(PersistenceError) as raised:
@@ -223,7 +223,7 @@ async def test_after_a_failed_try_to_open_it_others_fail_at_once_for_a_while() -
 
 
 async def test_a_file_that_was_replaced_ends_this_incarnation_for_good() -> None:
-    stage = Stage()
+    stage = KeptLease()
     await stage.register()
     error = StorageReplaced(doing="test", problem="test")
     stage.session.errors = [error]
@@ -235,7 +235,7 @@ async def test_a_file_that_was_replaced_ends_this_incarnation_for_good() -> None
 
 
 async def test_closing_ends_trust_the_session_and_the_sign_of_life() -> None:
-    stage = Stage()
+    stage = KeptLease()
     await stage.register()
     await stage.lease_keeper.close()
     assert (stage.trust.holds, stage.session.closed, stage.present) == (False, 1, ["here", "gone"])
@@ -245,7 +245,7 @@ async def test_closing_ends_trust_the_session_and_the_sign_of_life() -> None:
 
 
 async def test_it_is_renewed_again_and_again_and_the_runner_is_told() -> None:
-    stage = Stage()
+    stage = KeptLease()
     async with stage.living():
         until_ns = stage.trust.until_ns
         await until(lambda: len(stage.renewed) >= 3)
@@ -257,7 +257,7 @@ async def test_it_is_renewed_again_and_again_and_the_runner_is_told() -> None:
 async def test_a_renewal_that_fails_is_said_once_per_outage_and_tried_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage = Stage()
+    stage = KeptLease()
     async with stage.living():
         stage.session.errors = [trouble("refused"), trouble("refused")]
         await until(lambda: not stage.session.errors and stage.keeper.state == "kept")
@@ -270,7 +270,7 @@ async def test_a_renewal_that_fails_is_said_once_per_outage_and_tried_again(
 
 
 async def test_what_nobody_expected_fails_the_renewal_and_the_keeper_begins_again() -> None:
-    stage = Stage()
+    stage = KeptLease()
     async with stage.living() as task:
         stage.session.errors = [KeyError("x")]
         await until(lambda: stage.vitals.storage_problem)
@@ -281,7 +281,7 @@ async def test_what_nobody_expected_fails_the_renewal_and_the_keeper_begins_agai
 
 
 async def test_a_keeper_that_begins_again_while_it_renewed_goes_on_renewing(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage, renewing = Stage(), asyncio.Event()
+    stage, renewing = KeptLease(), asyncio.Event()
     renew, report = stage.session.renew, stage.lease_keeper._pulse
 
     async def hang(*, ttl_s: float) -> Renewal | None:
@@ -304,7 +304,7 @@ async def test_a_keeper_that_begins_again_while_it_renewed_goes_on_renewing(monk
 
 
 async def test_one_whose_row_is_gone_is_over() -> None:
-    stage = Stage()
+    stage = KeptLease()
     async with stage.living() as task:
         stage.session.renewal = None
         await asyncio.wait_for(task, 20)
@@ -317,7 +317,7 @@ async def test_one_whose_row_is_gone_is_over() -> None:
 async def test_one_whose_loop_stands_still_says_where_and_then_gives_itself_up(
     fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = Stage(
+    stage = KeptLease(
         LeaseTimes(ttl_ns=60_000 * MS, renew_ns=30_000 * MS, margin_ns=1_000 * MS, stall_ns=600 * MS, stack_ns=20 * MS)
     )
     stage.lease_keeper._pulse = lambda since_ns: None  # type: ignore[method-assign]
@@ -334,7 +334,7 @@ async def test_one_whose_loop_stands_still_says_where_and_then_gives_itself_up(
 
 
 async def test_a_turn_of_the_loop_is_a_sign_of_its_life() -> None:
-    stage = Stage()
+    stage = KeptLease()
     before_ns = stage.lease_keeper._pulse_ns
     stage.lease_keeper._pulse(before_ns)
     assert stage.lease_keeper._pulse_ns >= before_ns

@@ -176,7 +176,7 @@ class Occupant:
         self.log.append("abandon")
 
 
-class Stage:
+class Member:
     def __init__(self, *definitions: Definition, **settings: str) -> None:
         self.database = Database()
         for each in definitions:
@@ -225,12 +225,12 @@ class Stage:
             yield self.membership
 
 
-def holds(stage: Stage, name: str = SHARD) -> bool:
+def holds(stage: Member, name: str = SHARD) -> bool:
     return stage.membership.tenure(name) is not None
 
 
 async def test_it_takes_what_is_free_and_is_ready_when_nothing_is_missing() -> None:
-    stage = Stage()
+    stage = Member()
     assert stage.membership.missing
     async with stage.running() as membership:
         assert holds(stage)
@@ -241,7 +241,7 @@ async def test_it_takes_what_is_free_and_is_ready_when_nothing_is_missing() -> N
 
 
 async def test_leaving_drains_gives_back_and_says_goodbye() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         await membership.leave()
         assert membership.is_leaving
@@ -255,7 +255,7 @@ async def test_leaving_drains_gives_back_and_says_goodbye() -> None:
 
 async def test_who_cannot_say_that_it_leaves_drains_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "coterie.ownership")
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         stage.database.fails["leaving"] = [trouble("refused")]
         await membership.leave()
@@ -264,7 +264,7 @@ async def test_who_cannot_say_that_it_leaves_drains_all_the_same(caplog: pytest.
 
 
 async def test_a_farewell_that_cannot_be_said_is_left_to_the_lease(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         stage.database.fails["leave"] = [StorageReplaced(doing="test", problem="test")]
         await membership.leave()
@@ -272,7 +272,7 @@ async def test_a_farewell_that_cannot_be_said_is_left_to_the_lease(caplog: pytes
 
 
 async def test_one_that_is_asked_to_leave_by_a_mark_in_its_row_hands_over_and_stays() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         stage.database.leaves = True
         stage.database.runners = [runner("me", leaving=True)]
@@ -286,7 +286,7 @@ async def test_one_that_is_asked_to_leave_by_a_mark_in_its_row_hands_over_and_st
 
 
 async def test_after_a_failover_everything_is_given_up_and_taken_anew(caplog: pytest.LogCaptureFixture) -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         first = stage.occupants[SHARD]
         stage.database.generation = 2
@@ -303,7 +303,7 @@ async def test_after_a_failover_everything_is_given_up_and_taken_anew(caplog: py
 
 @pytest.mark.parametrize("what", ["stamp", "member", "leaving", "seats", "nothing"])
 async def test_the_tables_are_read_again_if_a_renewal_shows_that_something_has_changed(what: str) -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         await until(lambda: not membership._stale and not membership._wake.is_set())
         renewal = await stage.database.renew(ttl_s=1.0)
@@ -321,7 +321,7 @@ async def test_the_tables_are_read_again_if_a_renewal_shows_that_something_has_c
 
 
 async def test_what_a_renewal_meets_is_raised_by_the_next_pass_which_is_supervised() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         saw, membership._watch.saw = membership._watch.saw, fail  # type: ignore[method-assign]
         await until(membership._supervisor.failing)
@@ -333,7 +333,7 @@ async def test_what_a_renewal_meets_is_raised_by_the_next_pass_which_is_supervis
 
 async def test_one_that_resigns_gives_back_at_once_and_says_for_how_long() -> None:
     mayor = Definition(seat=LEADER, group="default", fingerprint="v1")
-    stage = Stage(mayor)
+    stage = Member(mayor)
     async with stage.running() as membership:
         await until(lambda: holds(stage, LEADER))
         assert membership.excluded() == {}
@@ -350,7 +350,7 @@ async def test_one_that_resigns_gives_back_at_once_and_says_for_how_long() -> No
 
 
 async def test_one_that_resigns_offers_the_seat_to_the_next_in_order() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         stage.database.runners.append(runner("other"))
         await until(lambda: membership._plans.order(SHARD) and len(membership._plans.order(SHARD)) == 2)
@@ -362,7 +362,7 @@ async def test_one_that_resigns_offers_the_seat_to_the_next_in_order() -> None:
 async def test_only_what_is_held_at_that_epoch_is_resigned_when_another_asks(
     name: str, epoch: int, is_ours: bool
 ) -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         assert membership._asked_to_resign(name, epoch) is is_ours
         if is_ours:
@@ -372,7 +372,7 @@ async def test_only_what_is_held_at_that_epoch_is_resigned_when_another_asks(
 
 
 async def test_one_that_cannot_be_occupied_is_given_back_and_left_alone_for_a_while() -> None:
-    stage = Stage()
+    stage = Member()
     stage.bad.add(SHARD)
     async with stage.membership:
         await until(lambda: SHARD in stage.membership.excluded() and stage.database.seats[SHARD].holder is None)
@@ -381,7 +381,7 @@ async def test_one_that_cannot_be_occupied_is_given_back_and_left_alone_for_a_wh
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 async def test_why_it_is_over_is_told_once(is_replaced: bool) -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         error = StorageReplaced(doing="test", problem="test")
         membership._over(error if is_replaced else "evicted")
@@ -394,7 +394,7 @@ async def test_why_it_is_over_is_told_once(is_replaced: bool) -> None:
 
 
 async def test_without_trust_or_a_session_nothing_is_taken() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         calls = stage.database.calls.count("acquire")
         membership.trust.connected = False
@@ -408,7 +408,7 @@ async def test_without_trust_or_a_session_nothing_is_taken() -> None:
 
 async def test_a_pass_that_fails_is_made_again_with_the_next_renewal(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "coterie.ownership")
-    stage = Stage()
+    stage = Member()
     stage.database.fails["acquire"] = [trouble("refused")]
     async with stage.running():
         assert holds(stage)
@@ -416,7 +416,7 @@ async def test_a_pass_that_fails_is_made_again_with_the_next_renewal(caplog: pyt
 
 
 async def test_what_is_defined_later_is_declared_and_taken_and_the_others_are_told() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         stage.database.fails["define"] = [trouble("refused")]
         membership.define(Definition(seat=LEADER, group="default", fingerprint="v1", takeover_delay_s=3.0))
@@ -426,7 +426,7 @@ async def test_what_is_defined_later_is_declared_and_taken_and_the_others_are_to
 
 
 async def test_one_that_was_evicted_declares_nothing() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         stage.database.evicted = True
         membership.define(Definition(seat=LEADER, group="default", fingerprint="v1"))
@@ -436,7 +436,7 @@ async def test_one_that_was_evicted_declares_nothing() -> None:
 
 
 async def test_an_older_definition_comes_back_when_nobody_has_the_current_one() -> None:
-    stage = Stage(Definition(seat=LEADER, group="default", fingerprint="v1"))
+    stage = Member(Definition(seat=LEADER, group="default", fingerprint="v1"))
     stage.database.seats[LEADER] = seat(LEADER, epoch=0, fingerprint="v2")
     async with stage.running():
         await until(lambda: holds(stage, LEADER))
@@ -444,7 +444,7 @@ async def test_an_older_definition_comes_back_when_nobody_has_the_current_one() 
 
 
 async def test_when_trust_runs_out_everything_is_given_up_and_comes_back_with_the_next_renewal() -> None:
-    stage = Stage(lease_ttl="3s", lease_margin="2s")
+    stage = Member(lease_ttl="3s", lease_margin="2s")
     async with stage.running() as membership:
         renew = stage.database.renew
 
@@ -463,7 +463,7 @@ async def test_when_trust_runs_out_everything_is_given_up_and_comes_back_with_th
 
 
 async def test_who_hears_of_an_offer_or_of_a_new_runner_looks_at_once() -> None:
-    stage = Stage()
+    stage = Member()
     async with stage.running() as membership:
         membership._wake.clear()
         membership._offered("shard:default:9", 4)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Desk:
+class FakeLeaseSession:
     """Stands in for the dedicated session: remembers releases, and fails as often as it is told."""
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Occupant:
         self.log.append("abandon")
 
 
-class Stage:
+class SeatsUnderTest:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.desk = Desk()
+        self.desk = FakeLeaseSession()
         self.trust = Trust(self.clock)
         self.trust.extend(4_500_000_000)
         self.occupants: dict[str, Occupant] = {}
@@ -79,19 +79,19 @@ def fail(*_: object, **__: object) -> Any:
 
 
 @pytest.fixture
-async def stage() -> Stage:
-    stage = Stage()
+async def stage() -> SeatsUnderTest:
+    stage = SeatsUnderTest()
     stage.holdings.granted([Grant("a", 1, True), Grant("b", 7, False)])
     return stage
 
 
-async def test_a_granted_seat_is_occupied_with_its_epoch_and_its_past(stage: Stage) -> None:
+async def test_a_granted_seat_is_occupied_with_its_epoch_and_its_past(stage: SeatsUnderTest) -> None:
     assert stage.holdings.staying == {"a": 1, "b": 7}
     assert (stage.occupants["a"].tenure.clean, stage.occupants["b"].tenure.clean) == (True, False)
     assert stage.holdings.checksum == checksum({"a": 1, "b": 7})
 
 
-async def test_a_seat_granted_after_trust_has_ended_is_not_occupied_but_owed_m3(stage: Stage) -> None:
+async def test_a_seat_granted_after_trust_has_ended_is_not_occupied_but_owed_m3(stage: SeatsUnderTest) -> None:
     stage.trust.end()
     assert stage.holdings.granted([Grant("c", 2, True)]) == []
     assert "c" not in stage.occupants
@@ -99,7 +99,7 @@ async def test_a_seat_granted_after_trust_has_ended_is_not_occupied_but_owed_m3(
     assert stage.desk.released == [("c", 2)]
 
 
-async def test_a_seat_that_moves_is_drained_then_ended_then_released_then_offered(stage: Stage) -> None:
+async def test_a_seat_that_moves_is_drained_then_ended_then_released_then_offered(stage: SeatsUnderTest) -> None:
     stage.occupants["a"].may_end.clear()
     async with asyncio.TaskGroup() as group:
         move = group.create_task(stage.holdings.move("a", "other"))
@@ -115,13 +115,15 @@ async def test_a_seat_that_moves_is_drained_then_ended_then_released_then_offere
     assert "a" not in stage.holdings
 
 
-async def test_a_release_without_answer_is_sent_until_one_comes(stage: Stage) -> None:
+async def test_a_release_without_answer_is_sent_until_one_comes(stage: SeatsUnderTest) -> None:
     stage.desk.failures = 2
     await stage.holdings.move("a", None)
     assert stage.desk.released == [("a", 1)]
 
 
-async def test_without_trust_everything_stops_and_is_given_back_before_anything_else_lock_09(stage: Stage) -> None:
+async def test_without_trust_everything_stops_and_is_given_back_before_anything_else_lock_09(
+    stage: SeatsUnderTest,
+) -> None:
     stage.holdings.give_up("no renewal")
     assert [occupant.log for occupant in stage.occupants.values()] == [["abandon"], ["abandon"]]
     assert all(occupant.tenure.ended for occupant in stage.occupants.values())
@@ -134,27 +136,27 @@ async def test_without_trust_everything_stops_and_is_given_back_before_anything_
     assert stage.holdings.checksum == checksum({})
 
 
-async def test_what_the_table_does_not_have_in_our_name_is_dropped_m13(stage: Stage) -> None:
+async def test_what_the_table_does_not_have_in_our_name_is_dropped_m13(stage: SeatsUnderTest) -> None:
     stage.holdings.compare({"a": 2})  # a was granted again, and b to somebody else
     assert stage.holdings.staying == {}
     assert all(occupant.log == ["abandon"] for occupant in stage.occupants.values())
 
 
-async def test_what_only_the_table_knows_is_given_back(stage: Stage) -> None:
+async def test_what_only_the_table_knows_is_given_back(stage: SeatsUnderTest) -> None:
     stage.holdings.compare({"a": 1, "b": 7, "c": 3})  # an acquire whose answer was lost
     await stage.holdings.repay()
     assert stage.desk.released == [("c", 3)]
     assert stage.holdings.staying == {"a": 1, "b": 7}
 
 
-async def test_a_late_picture_does_not_bring_back_what_was_released(stage: Stage) -> None:
+async def test_a_late_picture_does_not_bring_back_what_was_released(stage: SeatsUnderTest) -> None:
     await stage.holdings.move("a", None)
     stage.holdings.compare({"a": 1, "b": 7})
     await stage.holdings.repay()
     assert stage.desk.released == [("a", 1)]
 
 
-async def test_a_seat_on_its_way_out_is_left_to_its_move(stage: Stage) -> None:
+async def test_a_seat_on_its_way_out_is_left_to_its_move(stage: SeatsUnderTest) -> None:
     stage.occupants["a"].may_end.clear()
     async with asyncio.TaskGroup() as group:
         move = group.create_task(stage.holdings.move("a", None))
@@ -179,7 +181,7 @@ def test_trust_ends_at_its_moment_and_is_never_shortened_by_an_older_renewal() -
 
 
 async def test_one_that_cannot_be_occupied_is_given_back_and_told_while_its_neighbours_stay() -> None:
-    stage, refused = Stage(), list[str]()
+    stage, refused = SeatsUnderTest(), list[str]()
     stage.holdings._refused = refused.append
 
     def occupy(tenure: Tenure) -> Occupant:
@@ -197,12 +199,12 @@ async def test_one_that_cannot_be_occupied_is_given_back_and_told_while_its_neig
 
 
 async def test_by_default_nobody_is_told_of_one_that_cannot_be_occupied() -> None:
-    stage = Stage()
+    stage = SeatsUnderTest()
     stage.holdings._occupy = fail
     assert stage.holdings.granted([Grant("bad", 3, True)]) == []
 
 
-async def test_the_tenure_of_a_seat_is_known_while_it_is_held(stage: Stage) -> None:
+async def test_the_tenure_of_a_seat_is_known_while_it_is_held(stage: SeatsUnderTest) -> None:
     tenure = stage.holdings.tenure("b")
     assert tenure is not None
     assert (tenure.seat, tenure.epoch, tenure.clean, tenure.held) == ("b", 7, False, True)
@@ -211,14 +213,16 @@ async def test_the_tenure_of_a_seat_is_known_while_it_is_held(stage: Stage) -> N
     assert not tenure.held
 
 
-async def test_what_is_owed_is_forgotten_when_the_table_has_it_no_more_in_our_name(stage: Stage) -> None:
+async def test_what_is_owed_is_forgotten_when_the_table_has_it_no_more_in_our_name(stage: SeatsUnderTest) -> None:
     stage.holdings.give_up("test")
     stage.holdings.compare({"a": 1})
     await stage.holdings.repay()
     assert stage.desk.released == [("a", 1)]
 
 
-async def test_what_the_table_still_has_after_a_release_and_a_new_look_was_lost_there_m13(stage: Stage) -> None:
+async def test_what_the_table_still_has_after_a_release_and_a_new_look_was_lost_there_m13(
+    stage: SeatsUnderTest,
+) -> None:
     await stage.holdings.move("a", None)
     stage.holdings.expect_view()
     stage.holdings.compare({"a": 1, "b": 7})
@@ -226,7 +230,7 @@ async def test_what_the_table_still_has_after_a_release_and_a_new_look_was_lost_
     assert stage.desk.released == [("a", 1), ("a", 1)]
 
 
-async def test_a_drain_that_fails_cuts_off_what_is_left_and_the_seat_is_given_back(stage: Stage) -> None:
+async def test_a_drain_that_fails_cuts_off_what_is_left_and_the_seat_is_given_back(stage: SeatsUnderTest) -> None:
     stage.occupants["a"].drain = fail  # type: ignore[method-assign]
     await stage.holdings.move("a", "other")
     assert stage.occupants["a"].log == ["abandon"]
@@ -234,7 +238,9 @@ async def test_a_drain_that_fails_cuts_off_what_is_left_and_the_seat_is_given_ba
     assert (stage.desk.released, stage.offers) == ([("a", 1)], [("a", 1, "other")])
 
 
-async def test_one_that_cannot_be_stopped_in_order_does_not_keep_the_others_from_being_stopped(stage: Stage) -> None:
+async def test_one_that_cannot_be_stopped_in_order_does_not_keep_the_others_from_being_stopped(
+    stage: SeatsUnderTest,
+) -> None:
     stage.occupants["a"].abandon = fail  # type: ignore[method-assign]
     stage.holdings.give_up("test")
     assert stage.occupants["a"].tenure.ended
@@ -242,7 +248,7 @@ async def test_one_that_cannot_be_stopped_in_order_does_not_keep_the_others_from
     assert len(stage.holdings) == 0
 
 
-async def test_a_move_under_way_ends_when_everything_is_given_up(stage: Stage) -> None:
+async def test_a_move_under_way_ends_when_everything_is_given_up(stage: SeatsUnderTest) -> None:
     stage.occupants["a"].may_end.clear()
     move = asyncio.create_task(stage.holdings.move("a", "other"))
     await asyncio.sleep(0)
@@ -254,7 +260,7 @@ async def test_a_move_under_way_ends_when_everything_is_given_up(stage: Stage) -
     assert stage.desk.released == [("a", 1), ("b", 7)]
 
 
-def refuse(stage: Stage, *names: str, error: Exception | None = None) -> None:
+def refuse(stage: SeatsUnderTest, *names: str, error: Exception | None = None) -> None:
     """The database refuses to release these, once each."""
     left, release = set(names), stage.desk.release
 
@@ -267,7 +273,7 @@ def refuse(stage: Stage, *names: str, error: Exception | None = None) -> None:
     stage.desk.release = release_or_refuse  # type: ignore[method-assign]
 
 
-async def test_a_release_that_fails_by_a_bug_is_owed_and_the_move_fails(stage: Stage) -> None:
+async def test_a_release_that_fails_by_a_bug_is_owed_and_the_move_fails(stage: SeatsUnderTest) -> None:
     refuse(stage, "a", error=KeyError("x"))
     with pytest.raises(KeyError, match="x"):
         await stage.holdings.move("a", "other")
@@ -278,7 +284,7 @@ async def test_a_release_that_fails_by_a_bug_is_owed_and_the_move_fails(stage: S
     assert stage.desk.released == [("a", 1)]
 
 
-async def test_of_seats_that_leave_together_a_refused_one_does_not_keep_the_others(stage: Stage) -> None:
+async def test_of_seats_that_leave_together_a_refused_one_does_not_keep_the_others(stage: SeatsUnderTest) -> None:
     refuse(stage, "a")
     async with stage.holdings._releasing:  # both wait for their turn, and take it together
         moves = [asyncio.create_task(stage.holdings.move(seat, "other")) for seat in ("b", "a")]
@@ -291,7 +297,9 @@ async def test_of_seats_that_leave_together_a_refused_one_does_not_keep_the_othe
     assert done[1] is None
 
 
-async def test_a_turn_of_releases_ends_when_its_time_is_over(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_of_releases_ends_when_its_time_is_over(
+    stage: SeatsUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A renewal waits behind it on the same session."""
     monkeypatch.setattr("coterie.ownership.seats._RELEASING_S", 0.0)
     turns: list[list[str]] = []
@@ -311,7 +319,7 @@ async def test_a_turn_of_releases_ends_when_its_time_is_over(stage: Stage, monke
     assert turns == [["a"], ["b"]], "at least one in each turn"
 
 
-async def test_a_session_that_is_lost_fails_the_whole_turn_and_each_is_tried_again(stage: Stage) -> None:
+async def test_a_session_that_is_lost_fails_the_whole_turn_and_each_is_tried_again(stage: SeatsUnderTest) -> None:
     stage.desk.failures = 1
     async with stage.holdings._releasing:
         moves = [asyncio.create_task(stage.holdings.move(seat, None)) for seat in ("a", "b")]

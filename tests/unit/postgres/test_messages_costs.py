@@ -134,7 +134,7 @@ TIMES_MOST: dict[Works, float] = {hot: 1.7, hot_groups: 2.5}
 """How many times as long they may take. Measured: 0.7 to 1.2, and up to 1.4: keys of a group lie on many pages."""
 
 
-class Desk:
+class PreparedSession:
     """A session as the writer's, with its statements prepared when the table was empty."""
 
     def __init__(self, connection: asyncpg.Connection[Any]) -> None:
@@ -177,14 +177,14 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(url: str) -> AsyncIterator[tuple[Desk, asyncpg.Connection[Any]]]:
+async def desk(url: str) -> AsyncIterator[tuple[PreparedSession, asyncpg.Connection[Any]]]:
     """A desk, and a connection to change the tables behind its back."""
     async with new_storage(url):
         pass
     async with stranger(url) as connection, stranger(url) as other:
         await other.execute("alter table coterie.messages set (autovacuum_enabled = off)")
         await other.execute(HELD)
-        made = Desk(connection)
+        made = PreparedSession(connection)
         await made.prepare()
         yield made, other
 
@@ -239,7 +239,7 @@ async def test_beside_a_million_finished_messages_hot_statements_are_as_fast_as_
         postgres_server.drop_database(name)
 
 
-async def compare(full: Desk, empty: Desk, works: Works, *, tries: int) -> None:
+async def compare(full: PreparedSession, empty: PreparedSession, works: Works, *, tries: int) -> None:
     """Hold that statements cost beside others what they cost alone."""
     beside_pages, alone_pages = await full.pages(works), await empty.pages(works)
     for name, pages in beside_pages.items():

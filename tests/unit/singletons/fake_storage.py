@@ -148,7 +148,7 @@ class FakeStorage:
         return self.transactions[-1]
 
 
-class Stage:
+class HeldSingleton:
     """A leader's state on a seat that is held until the test says otherwise."""
 
     def __init__(self, **options: Any) -> None:
@@ -187,9 +187,9 @@ class Stage:
         return [self.singleton.codec.decode(write.value) for write in self.states.saved]
 
 
-async def loaded(**options: Any) -> Stage:
+async def loaded(**options: Any) -> HeldSingleton:
     """A stage whose state was loaded for the first time."""
-    stage = Stage(**options)
+    stage = HeldSingleton(**options)
     await stage.state.load()
     return stage
 

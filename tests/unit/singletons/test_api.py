@@ -65,7 +65,7 @@ class FakeConnection:
         assert name in {row.name for row in self.seats}
 
 
-class Ground:
+class FakeProcess:
     def __init__(self, *known: Any) -> None:
         self.connection = FakeConnection()
         acting: Any = self.connection
@@ -81,7 +81,7 @@ def stored_as(version: int, value: Any) -> bytes:
 
 
 async def test_all_singletons_are_listed_by_name_and_nothing_else() -> None:
-    ground = Ground()
+    ground = FakeProcess()
     ground.connection.seats = [seat("singleton:b"), seat("shard:default:1"), seat("singleton:a:c"), seat("cron:x")]
     assert [each.name for each in await ground.singletons.list()] == ["a:c", "b"]
     assert (await ground.singletons.get("a:c")).leader == "r1"
@@ -89,7 +89,7 @@ async def test_all_singletons_are_listed_by_name_and_nothing_else() -> None:
 
 async def test_what_is_known_is_shown() -> None:
     """S3."""
-    ground = Ground()
+    ground = FakeProcess()
     ground.connection.seats = [seat("singleton:x", epoch=4)]
     said = execution(ran_s=3, progress_s=2, alive_s=1, since_s=9, expected_s=60)
     changes = {"epoch": 4, "runs": 5, "error": "no", "error_at": NOW, "note": "pages", "done": 3, "total": 10}
@@ -108,7 +108,7 @@ async def test_what_is_known_is_shown() -> None:
 
 async def test_a_leader_that_has_not_said_anything_yet_is_a_leader() -> None:
     """What the former one said stays, but for since when it led."""
-    ground = Ground()
+    ground = FakeProcess()
     ground.connection.seats = [seat("singleton:new"), seat("singleton:x", epoch=2)]
     ground.connection.said = [msgspec.structs.replace(execution(ran_s=3), epoch=1)]
     new, x = await ground.singletons.list()
@@ -131,14 +131,14 @@ async def test_a_leader_that_has_not_said_anything_yet_is_a_leader() -> None:
 )
 async def test_what_is_wrong_is_told(holder: str | None, said: dict[str, Any], problem: str) -> None:
     """H1."""
-    ground = Ground()
+    ground = FakeProcess()
     ground.connection.seats = [seat("singleton:x", holder=holder)]
     ground.connection.said = [execution(**said)]
     assert (await ground.singletons.get("x")).problem == problem
 
 
 async def test_what_there_is_not_is_told_with_what_there_is() -> None:
-    ground = Ground()
+    ground = FakeProcess()
     for there in ("none", "a, b"):
         says = f"there is no singleton 'x' in this cluster: there are {there}"
         with pytest.raises(ValueError, match=says):
@@ -150,14 +150,14 @@ async def test_what_there_is_not_is_told_with_what_there_is() -> None:
 
 class TestState:
     async def test_it_is_the_last_one_or_none(self) -> None:
-        ground = Ground()
+        ground = FakeProcess()
         assert await ground.singletons.state("x", Progress) is None
         ground.store("x", stored_as(1, {"last_id": 7, "former": 1}))
         assert await ground.singletons.state("x", Progress) == Progress(7)
         assert await ground.singletons.state("x", dict) == {"last_id": 7, "former": 1}
 
     async def test_migrations_are_applied_where_it_is_defined(self) -> None:
-        ground = Ground(singleton("x", version=2, migrations={1: lambda values: {"last_id": values["id"]}}))
+        ground = FakeProcess(singleton("x", version=2, migrations={1: lambda values: {"last_id": values["id"]}}))
         ground.store("x", stored_as(1, {"id": 7}))
         assert await ground.singletons.state("x", Progress) == Progress(7)
         assert await ground.singletons.state("x", dict) == {"id": 7}
@@ -165,7 +165,7 @@ class TestState:
     @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x92\x01", stored_as(1, {"last_id": "many"})], ids=range(4))
     @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
     async def test_what_does_not_fit_is_told(self, data: bytes, known: bool) -> None:
-        ground = Ground(*[singleton("x")] * known)
+        ground = FakeProcess(*[singleton("x")] * known)
         ground.store("x", data)
         with pytest.raises(MalformedMessage, match="state of 'x'"):
             await ground.singletons.state("x", Progress)
@@ -173,7 +173,7 @@ class TestState:
 
 class TestHistory:
     async def test_states_are_shown_in_plain_values(self) -> None:
-        ground = Ground()
+        ground = FakeProcess()
         assert await ground.singletons.history("x") == []
         ground.store("x", stored_as(2, {"last_id": 2}), stored_as(1, {"id": 1}))
         new, old = await ground.singletons.history("x")
@@ -187,7 +187,7 @@ class TestHistory:
     )
     async def test_what_nobody_can_read_is_shown_as_it_is(self, data: bytes) -> None:
         """S4: what was set aside is just that."""
-        ground = Ground()
+        ground = FakeProcess()
         ground.store("x", data, reason="it cannot be read")
         (saved,) = await ground.singletons.history("x")
         assert (saved.value, saved.version, saved.set_aside) == (data, 0, "it cannot be read")
@@ -195,26 +195,26 @@ class TestHistory:
 
 class TestResigning:
     async def test_the_leader_is_asked_and_the_next_one_is_told(self) -> None:
-        ground = Ground()
+        ground = FakeProcess()
         ground.connection.seats = [seat("singleton:x")]
         assert await ground.singletons.resign("x") == "r2"
         assert ground.connection.asked == [("r1", "singleton:x")]
 
     async def test_it_may_be_the_same_again(self) -> None:
         """Where there is no other runner."""
-        ground = Ground()
+        ground = FakeProcess()
         ground.connection.seats, ground.connection.successor = [seat("singleton:x")], "id1"
         assert await ground.singletons.resign("x") == "r1"
 
     async def test_nobody_in_time_is_a_timeout(self) -> None:
-        ground = Ground()
+        ground = FakeProcess()
         ground.connection.seats = [seat("singleton:x", holder=None)]
         with pytest.raises(TimeoutError):
             await ground.singletons.resign("x", timeout="30ms")
         assert ground.connection.asked == []
 
     async def test_a_leader_that_cannot_be_reached_is_told(self) -> None:
-        ground = Ground()
+        ground = FakeProcess()
         ground.connection.seats, ground.connection.successor = [seat("singleton:x")], None
         with pytest.raises(RunnerUnavailable):
             await ground.singletons.resign("x")

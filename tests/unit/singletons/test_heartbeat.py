@@ -57,7 +57,7 @@ class FakeExecutions:
             raise self.failing.pop(0)
 
 
-class Stage:
+class BeatingLeader:
     def __init__(self, *, heartbeat_s: float = 30.0, expected_s: float | None = None) -> None:
         self.clock = ManualClock(datetime(2029, 12, 31, tzinfo=UTC))
         self.trust = Trust(self.clock)
@@ -78,7 +78,7 @@ class Stage:
 
 async def test_what_former_leaders_said_is_taken_over_by_its_age() -> None:
     """S3: the clocks of two machines are never compared."""
-    stage = Stage()
+    stage = BeatingLeader()
     ages = {"ran_at": 100, "progress_at": 50, "error_at": 10}
     stage.executions.found = {name: NOW - timedelta(seconds=age) for name, age in ages.items()}
     stage.executions.found |= {"runs": 41, "error": "ValueError: no"}
@@ -96,7 +96,7 @@ async def test_what_former_leaders_said_is_taken_over_by_its_age() -> None:
 
 
 async def test_of_what_never_ran_nothing_is_known() -> None:
-    stage = Stage()
+    stage = BeatingLeader()
     await stage.stamps.begin()
     meta = stage.stamps.meta
     assert (meta.last_run_at, meta.run_count, meta.last_error, meta.last_heartbeat_at) == (None, 0, None, None)
@@ -105,7 +105,7 @@ async def test_of_what_never_ran_nothing_is_known() -> None:
 
 
 async def test_runs_progress_errors_and_heartbeats_are_said_with_their_ages() -> None:
-    stage = Stage()
+    stage = BeatingLeader()
     await stage.stamps.begin()
     stage.stamps.ran()
     stage.passes(1)
@@ -122,7 +122,7 @@ async def test_runs_progress_errors_and_heartbeats_are_said_with_their_ages() ->
 
 
 async def test_a_wall_clock_that_steps_changes_no_age() -> None:
-    stage = Stage()
+    stage = BeatingLeader()
     await stage.stamps.begin()
     stage.stamps.ran()
     stage.clock.step_wall(timedelta(days=-400))
@@ -133,7 +133,7 @@ async def test_a_wall_clock_that_steps_changes_no_age() -> None:
 @pytest.mark.parametrize("text", ["zero \x00", "half \ud800", "x" * 100_000], ids=["zero", "surrogate", "long"])
 async def test_whatever_it_says_can_be_stored(text: str) -> None:
     """A stamp that is refused would be no sign of life, and keep an execution from its beginning."""
-    stage = Stage()
+    stage = BeatingLeader()
     await stage.stamps.begin()
     stage.stamps.beat(text, 1, 2)
     stage.stamps.error(ValueError(text))
@@ -146,14 +146,14 @@ async def test_whatever_it_says_can_be_stored(text: str) -> None:
 
 
 async def test_an_error_that_cannot_be_printed_is_told_all_the_same() -> None:
-    stage = Stage()
+    stage = BeatingLeader()
     stage.stamps.error(Unprintable())
     assert stage.stamps.meta.last_error == "Unprintable, which raises when it is asked what it says"
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 0.5, "3"])
 async def test_a_number_that_cannot_be_stored_is_refused_at_once(number: Any) -> None:
-    stage = Stage()
+    stage = BeatingLeader()
     with pytest.raises(ValueError, match=r"done of a heartbeat is .*, expected a whole number of 64 bits"):
         stage.stamps.beat("", number, None)
     with pytest.raises(ValueError, match="total of a heartbeat"):
@@ -162,7 +162,7 @@ async def test_a_number_that_cannot_be_stored_is_refused_at_once(number: Any) ->
 
 async def test_an_error_before_it_could_begin_is_not_forgotten() -> None:
     """What failed here is newer than what a former leader said."""
-    stage = Stage()
+    stage = BeatingLeader()
     stage.executions.found = {"error": "old", "error_at": NOW - timedelta(days=1)}
     stage.executions.failing = [unreachable]
     with pytest.raises(PersistenceError):
@@ -174,7 +174,7 @@ async def test_an_error_before_it_could_begin_is_not_forgotten() -> None:
 
 
 async def test_without_the_seat_nobody_begins() -> None:
-    stage = Stage()
+    stage = BeatingLeader()
     stage.executions.held = False
     with pytest.raises(LeadershipLost):
         await stage.stamps.begin()
@@ -183,7 +183,7 @@ async def test_without_the_seat_nobody_begins() -> None:
 async def test_while_it_lives_it_says_so_and_what_is_new_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """H1: *alive* because this task runs on the loop of the body; it ends with the seat."""
     monkeypatch.setattr(heartbeat, "_SOON_S", 0.001)
-    stage = Stage(heartbeat_s=0.1)
+    stage = BeatingLeader(heartbeat_s=0.1)
     await stage.stamps.begin()
     living = asyncio.create_task(stage.stamps.live())
     await until(lambda: len(stage.executions.said) >= 3)
@@ -195,7 +195,7 @@ async def test_while_it_lives_it_says_so_and_what_is_new_soon(monkeypatch: pytes
 
 async def test_many_heartbeats_are_few_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body may beat as often as it likes."""
-    stage = Stage(heartbeat_s=3600)
+    stage = BeatingLeader(heartbeat_s=3600)
     await stage.stamps.begin()
     living = asyncio.create_task(stage.stamps.live())
     for _ in range(2):
@@ -211,7 +211,7 @@ async def test_a_database_that_is_away_is_told_once_and_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(heartbeat, "_SOON_S", 0.001)
-    stage = Stage(heartbeat_s=3600)
+    stage = BeatingLeader(heartbeat_s=3600)
     await stage.stamps.begin()
     stage.executions.failing = [unreachable, refused, unreachable]
     stage.stamps.ran()
@@ -225,7 +225,7 @@ async def test_a_database_that_is_away_is_told_once_and_does_not_end_it(
 
 async def test_a_run_that_must_be_known_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "AWAY_S", 0.001)
-    stage = Stage()
+    stage = BeatingLeader()
     await stage.stamps.begin()
     stage.executions.failing = [unreachable, unreachable]
     stage.stamps.ran()

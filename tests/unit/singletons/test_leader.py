@@ -10,7 +10,7 @@ import pytest
 from coterie.errors import ConfigurationError, LeadershipLost
 from coterie.singletons.leader import Leader
 from tests.support.services import services
-from tests.unit.singletons.fake_storage import Progress, Stage, loaded
+from tests.unit.singletons.fake_storage import HeldSingleton, Progress, loaded
 
 
 class FakeStamps:
@@ -43,7 +43,7 @@ class FakeStates:
 class Lead:
     """A leader of a stage."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: HeldSingleton) -> None:
         self.stage = stage
         self.stamps = FakeStamps()
         self.storage = FakeStates()

@@ -13,7 +13,7 @@ from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, S
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.singletons import state as leader_state
-from tests.unit.singletons.fake_storage import Progress, Stage, loaded, refused, unknown, unreachable, until
+from tests.unit.singletons.fake_storage import HeldSingleton, Progress, loaded, refused, unknown, unreachable, until
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ class TestLoading:
         assert stage.stored() == Progress(7)
 
     async def test_what_is_stored_is_taken_over_and_followed(self) -> None:
-        stage = Stage()
+        stage = HeldSingleton()
         stage.states.put(stage.encoded(Progress(3, ["a"])), 5)
         await stage.state.load()
         assert stage.state.shown == Progress(3, ["a"])
@@ -56,7 +56,7 @@ class TestLoading:
 
     async def test_what_is_known_of_it_is_read_and_the_rest_is_dropped(self) -> None:
         """S4: matching fields are loaded, new ones take their defaults, unknown ones go; the next save writes."""
-        stage = Stage()
+        stage = HeldSingleton()
         stage.states.put(stored_as(1, {"last_id": 3, "former": "x"}))
         await stage.state.load()
         assert stage.state.shown == Progress(3, [])
@@ -72,7 +72,7 @@ class TestLoading:
         self, data: bytes, caplog: pytest.LogCaptureFixture
     ) -> None:
         """S4: kept aside, counted and logged, never silently destroyed."""
-        stage = Stage()
+        stage = HeldSingleton()
         stage.states.put(data, 4)
         await stage.state.load()
         assert stage.state.shown == Progress()
@@ -96,7 +96,7 @@ class TestLoading:
                 if self.name:
                     raise ValueError("zero \x00, half \ud800")
 
-        stage = Stage(state=Named)
+        stage = HeldSingleton(state=Named)
         stage.states.put(stored_as(1, {"name": "x"}))
         await stage.state.load()
         (reason,) = stage.states.aside
@@ -104,7 +104,7 @@ class TestLoading:
         reason.encode()
 
     async def test_it_is_not_set_aside_by_one_who_has_lost_the_seat(self) -> None:
-        stage = Stage()
+        stage = HeldSingleton()
         stage.states.put(b"junk")
         gate = stage.states.hold("set_aside")
         loading = asyncio.create_task(stage.state.load())
@@ -121,7 +121,7 @@ class TestLoading:
         def to_two(values: dict[str, Any]) -> dict[str, Any]:
             return {"last_id": values["id"] * 10}
 
-        stage = Stage(version=2, migrations={1: to_two})
+        stage = HeldSingleton(version=2, migrations={1: to_two})
         stage.states.put(stored_as(1, {"id": 3}))
         await stage.state.load()
         assert stage.state.shown == Progress(30)
@@ -142,7 +142,7 @@ class TestLoading:
         self, version: int, migrations: Any, data: bytes, problem: str
     ) -> None:
         """M8: a later program wrote it, or a migration is wrong: another runner may be able to read it."""
-        stage = Stage(version=version, migrations=migrations)
+        stage = HeldSingleton(version=version, migrations=migrations)
         stage.states.put(data, 4)
         with pytest.raises(SchemaDecodeFailed, match=problem):
             await stage.state.load()
@@ -151,7 +151,7 @@ class TestLoading:
 
     async def test_an_expired_one_is_forgotten_and_the_next_follows_its_version(self) -> None:
         """S6."""
-        stage = Stage(ttl="1h")
+        stage = HeldSingleton(ttl="1h")
         stage.states.put(stage.encoded(Progress(9)), 4, expired=True)
         await stage.state.load()
         assert stage.state.shown == Progress()
@@ -161,14 +161,14 @@ class TestLoading:
         assert stage.stored() == Progress()
 
     async def test_without_the_seat_nothing_is_loaded(self) -> None:
-        stage = Stage()
+        stage = HeldSingleton()
         stage.states.held = False
         with pytest.raises(LeadershipLost):
             await stage.state.load()
 
     async def test_a_failure_of_the_database_is_the_callers(self) -> None:
         """Who retries it, by policy."""
-        stage = Stage()
+        stage = HeldSingleton()
         stage.states.failing["load"] = [unreachable]
         with pytest.raises(PersistenceError):
             await stage.state.load()

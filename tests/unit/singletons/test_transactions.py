@@ -8,7 +8,7 @@ import pytest
 
 from coterie.errors import LeadershipLost, PersistenceError, StatePersistFailed
 from coterie.singletons import state as leader_state
-from tests.unit.singletons.fake_storage import Progress, Stage, loaded, refused, unknown, unreachable, until
+from tests.unit.singletons.fake_storage import HeldSingleton, Progress, loaded, refused, unknown, unreachable, until
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_state, "_PAUSE_MOST_S", 0.001)
 
 
-def ended(stage: Stage) -> list[str]:
+def ended(stage: HeldSingleton) -> list[str]:
     return [transaction.ended for transaction in stage.storage.transactions]
 
 

@@ -114,7 +114,7 @@ class Cost:
     pages: int
 
 
-class Book:
+class MeasuredFile:
     """A file with our tables, and what work on it costs; nothing of the work stays."""
 
     def __init__(self, connection: apsw.Connection) -> None:
@@ -182,13 +182,13 @@ class Book:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Callable[[], Book]]:
+def book(tmp_path: Path) -> Iterator[Callable[[], MeasuredFile]]:
     """Opens new files."""
     opened: list[apsw.Connection] = []
 
-    def open_next() -> Book:
+    def open_next() -> MeasuredFile:
         opened.append(open_file(tmp_path / f"{len(opened)}.db"))
-        return Book(opened[-1])
+        return MeasuredFile(opened[-1])
 
     yield open_next
     for connection in opened:
@@ -204,7 +204,9 @@ def dearer(name: str, beside: Cost, alone: Cost) -> bool:
 @pytest.mark.parametrize(
     "count", [20_000, pytest.param(1_000_000, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
 )
-def test_beside_finished_messages_hot_work_costs_what_it_does_alone(book: Callable[[], Book], count: int) -> None:
+def test_beside_finished_messages_hot_work_costs_what_it_does_alone(
+    book: Callable[[], MeasuredFile], count: int
+) -> None:
     """In what SQLite counts; at night beside a million, and then in time too: by turns, medians."""
     full, empty = book(), book()
     full.fill(count)
@@ -243,7 +245,7 @@ PLANTS = [
 
 @pytest.mark.parametrize(("name", "statement", "old", "new"), PLANTS)
 def test_a_walk_is_seen(
-    book: Callable[[], Book], monkeypatch: pytest.MonkeyPatch, name: str, statement: str, old: str, new: str
+    book: Callable[[], MeasuredFile], monkeypatch: pytest.MonkeyPatch, name: str, statement: str, old: str, new: str
 ) -> None:
     """That the test above can fail."""
     full, empty = book(), book()
