@@ -183,6 +183,26 @@ async def test_inv_f4_an_answer_that_comes_late_prolongs_nothing() -> None:
             await stage.settle()
 
 
+@pytest.mark.simulated(seeds=4)
+@pytest.mark.parametrize("by_s", [0.0, 10.0])
+async def test_inv_f4_only_a_clock_set_forward_makes_a_silent_runner_without_its_lock_dead_too_early(
+    by_s: float,
+) -> None:
+    """INV-F4, the exception: frozen, its session lost, and judged by a newcomer. Its late writes are refused."""
+    async with staged(runners=1, fair=True) as stage:
+        silent = stage.sim.runners[0]
+        silent.freeze()
+        stage.sim.restart_storage(down=0.1)
+        await stage.sim.advance(0.2)
+        stage.sim.database.step_clock(by_s)
+        stage.sim.start(1)
+        await stage.sim.wait_until(lambda: not stage.held_by(silent), within=TTL_S + RENEW_S)
+        assert bool(stage.believed_by(silent)) is (by_s > 0)
+        silent.thaw()
+        await stage.sim.advance(LOST_S)
+        await stage.settle()
+
+
 @pytest.mark.simulated(seeds=6)
 async def test_inv_f4_the_margin_covers_a_clock_that_runs_slow() -> None:
     """INV-F4: by a tenth, while the others' run fast."""

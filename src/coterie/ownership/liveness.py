@@ -97,6 +97,10 @@ class Rule:
     Promise:
         No restart of the server, however long it was down, makes a runner dead that takes its lock again within
         `pause_ns`, or that answers at its address.
+
+    Not promised:
+        If the database's clock is set forward while a living runner is silent and without its lock, it is taken for
+        dead too early; its writes are refused by the fence (the exception of INV-F4).
     """
 
     pause_ns: int

@@ -1,7 +1,8 @@
 """Workload: real runners settle who holds what under all faults; on each seat somebody appends to a fenced list.
 
 The history is written by triggers inside the database, in commit order. At the instant of each grant everybody else is
-asked whether it still believes to hold the seat: nobody may, by its own clock, however slow or frozen it is [INV-F4].
+asked whether it still believes to hold the seat: nobody may, by its own clock, however slow or frozen it is [INV-F4],
+unless the database's clock was set forward since it last renewed its lease: the exception that INV-F4 names.
 Nor may anybody still work on a seat that it has given back [L1].
 """
 
@@ -53,6 +54,7 @@ SINGLETONS = ("singleton:importer", "singleton:mailer")
 DRAIN_S = 3.0
 STOP_MOST_S = DRAIN_S + 25
 """What a stop may take: the drain, the farewell, and what waits for an answer of a database that gives none."""
+LEASE_NS = 6_000_000_000
 SHUNNED_S = 11 * 60
 """By then a runner that once let a seat stand free is trusted with it again [m1]."""
 
@@ -161,15 +163,25 @@ class Notes:
     wrongs: list[Violation] = field(default_factory=list)
     on_grant: Callable[[str, int, str], None] | None = None
     """Called at the instant of each grant with seat, epoch and holder."""
+    stepped_ns: int | None = None
+    """When the database's clock was last set forward."""
 
     def watch(self, sim: Simulation) -> None:
         """Write the history, put writers on seats, and look into everybody's head at each grant."""
         main = sim.database.main
         main.create_scalar_function("virtual_ns", lambda *_: sim.loop.now_ns, 0)
-        main.create_scalar_function("believed", lambda *grant: self._granted(*grant), 3)
+        main.create_scalar_function("believed", lambda *grant: self._granted(sim.loop.now_ns, *grant), 3)
         main.execute(HISTORY)
         main.execute(ASK)
         sim.occupy = lambda runner: self._occupying(sim, runner)
+        step_clock = sim.database.step_clock
+
+        def stepped(by_s: float) -> None:
+            if by_s > 0:
+                self.stepped_ns = sim.loop.now_ns
+            step_clock(by_s)
+
+        sim.database.step_clock = stepped  # type: ignore[method-assign]  # faults come this way
 
     def judge(self, sim: Simulation) -> int:
         """Raise what was broken; how many events were judged."""
@@ -178,12 +190,13 @@ class Notes:
         events = [*history(sim.database.main), *self.drawn]
         return check(events, EpochsGrow(), NoStaleCommit(), OneChain(), IdsUnique())
 
-    def _granted(self, seat: Any, epoch: Any, holder: Any) -> None:
+    def _granted(self, now_ns: int, seat: Any, epoch: Any, holder: Any) -> None:
         if self.on_grant is not None:
             self.on_grant(seat, epoch, holder)
         for each in self.writers[seat]:
             what = f"{holder} was granted {seat} at epoch {epoch} while {each.node.label}"
-            if each.believes and each.tenure.epoch < epoch:
+            is_excepted = self.stepped_ns is not None and now_ns - self.stepped_ns < LEASE_NS
+            if each.believes and each.tenure.epoch < epoch and not is_excepted:
                 self.wrongs.append(Violation("INV-F4", f"{what} believed in {each.tenure.epoch}"))
             if each.works_on:
                 self.wrongs.append(Violation("L1", f"{what} worked on, having given back {each.tenure.epoch}"))
