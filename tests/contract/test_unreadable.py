@@ -338,8 +338,8 @@ async def test_a_cluster_works_beside_rows_that_nobody_can_read(url: str, hand: 
             await hand.run("update messages set due_at = '0044-03-15 00:00 BC' where entity_id = '0'")
         while sorted(told) != ["0", "1", "2", "3"]:
             await asyncio.sleep(0.01)
-        problems = [reason.problem for reason in await runner.collector.readiness()]
-        assert problems == []
+        while await runner.collector.readiness():  # the oldest message counts as not done until its commit has returned
+            await asyncio.sleep(0.01)
         health = await app.health()
         named = [reason.problem for reason in health.reasons if "cannot be read" in reason.problem]
         assert any("'shard:default:odd' of table seats" in each for each in named)
