@@ -17,13 +17,17 @@ const LIST = [
 ];
 
 let last = null; // where the focus was, if it is nowhere now
+let lastRow = null; // the row in which it was last
 let filterWanted = false; // "/" was pressed on a page whose filter is not drawn yet
 
 /** Listen to keys.
  *  @param pages The pages in the order of their keys.
  *  @param pause Called for the space key. */
 export function listen(pages, pause) {
-  addEventListener("focusin", (event) => { last = event.target; });
+  addEventListener("focusin", (event) => {
+    last = event.target;
+    lastRow = last.closest("[data-row]") ?? lastRow;
+  });
   addEventListener("pointerdown", () => { filterWanted = false; });
   addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -70,7 +74,7 @@ export function afterDraw() {
 function step(by) {
   const links = [...document.querySelectorAll("#main [data-row] .primary")].filter((each) => each.offsetParent);
   if (!links.length) return;
-  const row = document.activeElement?.closest("[data-row]");
+  const row = document.activeElement?.closest("[data-row]") ?? (last?.isConnected ? null : lastRow); // what had it was closed
   const at = links.findIndex((each) => row?.contains(each));
   links[at < 0 ? first(links) : Math.min(links.length - 1, Math.max(0, at + by))].focus();
 }
