@@ -143,7 +143,7 @@ def test_a_runner_is_drained_by_keyboard(window: Window, page_cluster: PageClust
     page_cluster.kill("web-9")
 
 
-def test_the_page_streams_and_acts_where_it_is_mounted_and_behind_a_prefix(
+def test_the_page_streams_and_acts_where_fastapi_mounts_it_and_behind_a_prefix(
     browser: Browser, page_cluster: PageCluster
 ) -> None:
     host = page_cluster.host()
