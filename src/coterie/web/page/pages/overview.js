@@ -72,7 +72,7 @@ function placeOf(what) {
 function tiles(seen) {
   const { waiting } = app.samples;
   const tile = (title, figure, href, note) =>
-    h("a", { class: "tile", href, key: title }, h("span", { class: "figure" }, figure), h("span", { class: "dim" }, title), note);
+    h("a", { class: "tile", href, key: title }, h("span", { class: figure.length > 10 ? "figure long" : "figure" }, figure), h("span", { class: "dim" }, title), note);
   return h(
     "nav",
     { class: "tiles wide", "aria-label": "figures" },
