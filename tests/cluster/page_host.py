@@ -1,4 +1,4 @@
-"""A FastAPI application that mounts the page of `page_program` at a prefix, and has that of a runner behind another one.
+"""A FastAPI application that mounts the page of `page_program` at a prefix, and has that of a runner behind another.
 
 uvicorn tests.cluster.page_host:application
 """

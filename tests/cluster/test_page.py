@@ -316,9 +316,10 @@ def test_keys_open_pages_filter_rows_pause_and_go_back(window: Window) -> None:
         page.keyboard.press(" ")  # also while a row has the focus
         window.wait_for(said, "#live")
     page.keyboard.press("Enter")
-    page.locator(".detail a").last.focus()
+    page.wait_for_selector("#detail:focus")
     page.keyboard.press("Escape")
     page.wait_for_selector("#detail", state="detached")
+    page.wait_for_selector("table[aria-label=messages] [data-row]:nth-child(1) a:focus")
     page.keyboard.press("j")  # on from the row that was opened
     page.wait_for_selector("table[aria-label=messages] [data-row]:nth-child(2) a:focus")
     page.keyboard.press(" ")

@@ -50,7 +50,7 @@ export function section(title, props, ...children) {
   return h(
     "section",
     { key: id, class: `card ${cls ?? ""}`, "aria-labelledby": id, ...rest }, // none becomes another one: the focus stays in it
-    h("div", { class: "head" }, h("h2", { id }, title), aside && h("div", { class: "aside" }, aside)),
+    h("div", { class: "head" }, h("h2", { id, tabindex: id === "detail" ? "-1" : null }, title), aside && h("div", { class: "aside" }, aside)),
     children,
   );
 }
