@@ -126,7 +126,7 @@ def test_a_run_is_resumed_and_interrupted_by_keyboard(window: Window) -> None:
     window.use(main.get_by_role("button", name="Interrupt …"), by_keyboard=True)
     assert "will be interrupted" in window.confirm(by_keyboard=True)
     window.wait_until(lambda: "interrupted" in window.term("state").inner_text(), "it is interrupted")
-    assert not main.get_by_role("button", name="Interrupt …").count(), "it is over"
+    window.wait_until(lambda: not main.get_by_role("button", name="Interrupt …").count(), "it is over")
     assert "is asked to end" in window.recorded("interrupt", "checkout/order-3")
 
 
