@@ -1,4 +1,4 @@
-"""An application that mounts the page of `page_program` at a prefix, and has that of a runner behind another one.
+"""A FastAPI application that mounts the page of `page_program` at a prefix, and has that of a runner behind another.
 
 uvicorn tests.cluster.page_host:application
 """
@@ -9,10 +9,9 @@ import os
 from typing import TYPE_CHECKING
 
 import httpx
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.background import BackgroundTask
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.responses import Response, StreamingResponse
 
 from coterie import web
 from tests.cluster.page_program import cluster
@@ -37,15 +36,12 @@ async def forward(request: Request) -> Response:
     return StreamingResponse(answer.aiter_raw(), answer.status_code, headers, background=BackgroundTask(answer.aclose))
 
 
-async def home(_: Request) -> Response:
-    return PlainTextResponse("a page of the application")
+application = FastAPI(lifespan=cluster.lifespan)
+application.mount("/coterie", web.app(cluster))
+application.add_route("/tools/ops/{path:path}", forward, methods=["GET", "POST"])
 
 
-application = Starlette(
-    routes=[
-        Route("/", home),
-        Mount("/coterie", web.app(cluster)),
-        Route("/tools/ops/{path:path}", forward, methods=["GET", "POST"]),
-    ],
-    lifespan=cluster.lifespan,
-)
+@application.get("/")
+async def home() -> str:
+    """A page of the application."""
+    return "home"

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from tests.cluster.cli_process import command, command_at_terminal
@@ -49,12 +50,15 @@ def press(running: Command, key: str, done: str, times: int = 1) -> None:
 
 
 def test_keys_kill_and_quit(tmp_path: Path) -> None:
-    """Through a terminal; a program that is there is left as it is."""
+    """Through a terminal; the page shows it, whoever is killed; a program that is there is left as it is."""
     (tmp_path / "coterie-demo.py").write_text(_changed())
     with command_at_terminal(tmp_path, "demo", env=FAST) as running:
         running.wait_for("k kill the leader   f freeze it   p cut its network   a add a runner   d deploy (rolling)")
         press(running, "x", "q quit", times=2)
-        press(running, "k", "is back, and has its share again")
+        leader = _leader_on_page(running)
+        press(running, "k", f"killed {leader} (SIGKILL)")
+        running.wait_until(lambda: _leader_on_page(running) not in (leader, None), "the page shows another leader")
+        running.wait_for("is back, and has its share again")
         running.press("q")
         running.ends_with(0)
         assert "lines, as it was here: read it" in running.said
@@ -90,6 +94,15 @@ def test_all_keys_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
         running.press("q")
         running.ends_with(0)
         assert len(LEADS.findall(running.said)) == 3
+
+
+def _leader_on_page(running: Command) -> str | None:
+    found = re.search(r"  page {9}(http://\S+)", running.said)
+    assert found, running.said
+    seen = httpx.get(f"{found[1]}api/view?pages=singletons", timeout=60).raise_for_status()
+    (importer,) = seen.json()["data"]["singletons"]
+    leader: str | None = importer["leader"]
+    return leader
 
 
 def _changed() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -154,6 +156,32 @@ def test_a_tick_appears_on_its_line(window: Window) -> None:
     assert window.page.locator(".lane .next").count() > 1, "those to come are drawn, too"
 
 
+def test_of_many_crons_those_with_problems_are_drawn_with_their_ticks(window: Window) -> None:
+    """However many there are: the ticks of those that are drawn are asked for by name."""
+    view = window.page.evaluate("fetch('./api/view?pages=overview,cron').then((answer) => answer.json())")
+    often = next(each for each in view["data"]["cron"] if each["name"] == "often")
+    view["data"]["cron"] = [{**often, "name": f"cron-{number:03}"} for number in range(300)]
+    view["data"]["cron"][-1] |= {"outcome": "failed", "running": 0}
+    events = f"event: view\nid: 1\ndata: {json.dumps(view)}\n\nevent: bye\ndata: {{}}\n\n"
+    window.page.route(
+        "**/api/stream*", lambda route: route.fulfill(body=events, headers={"content-type": "text/event-stream"})
+    )
+
+    def answer(route: Route) -> None:
+        names = parse_qs(urlsplit(route.request.url).query).get("name", [])
+        tick = {"scheduled_at": view["at"], "started_at": view["at"], "ended_at": view["at"], "outcome": "ran"}
+        crons = [{"name": name, "ticks": [{**tick, "count": 1}], "next": [], "more": False} for name in names]
+        route.fulfill(json={"crons": crons, "more": False})
+
+    window.page.route("**/api/ticks?*", answer)
+    main = window.open("cron")
+    window.wait_until(lambda: main.locator(".lane-name").count() == 24, "24 of them are drawn")
+    window.wait_until(lambda: {*main.locator(".lane-text").all_inner_texts()} == {"1 tick"}, "all have their ticks")
+    drawn = main.locator(".lane-name").all_inner_texts()
+    assert drawn[0].startswith("cron-299 "), "what is wrong comes first"
+    window.wait_for("24 of 300 crons are drawn")
+
+
 def test_steps_are_drawn_on_a_line_of_time_with_what_is_known_of_them(window: Window) -> None:
     """Also those of an older version, which has not stored when they ran."""
     known = {"began_at": "2026-03-01T12:00:00Z", "ended_at": "2026-03-01T12:00:30Z", "attempts": 3, "runner": "web-2"}
@@ -288,9 +316,12 @@ def test_keys_open_pages_filter_rows_pause_and_go_back(window: Window) -> None:
         page.keyboard.press(" ")  # also while a row has the focus
         window.wait_for(said, "#live")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#detail")
+    page.wait_for_selector("#detail:focus")
     page.keyboard.press("Escape")
     page.wait_for_selector("#detail", state="detached")
+    page.wait_for_selector("table[aria-label=messages] [data-row]:nth-child(1) a:focus")
+    page.keyboard.press("j")  # on from the row that was opened
+    page.wait_for_selector("table[aria-label=messages] [data-row]:nth-child(2) a:focus")
     page.keyboard.press(" ")
     window.wait_for("paused (+", "#live")
     window.wait_until(lambda: re.search(r"paused \(\+[1-9]", page.locator("#live").inner_text()), "updates are counted")

@@ -126,7 +126,7 @@ def test_a_run_is_resumed_and_interrupted_by_keyboard(window: Window) -> None:
     window.use(main.get_by_role("button", name="Interrupt …"), by_keyboard=True)
     assert "will be interrupted" in window.confirm(by_keyboard=True)
     window.wait_until(lambda: "interrupted" in window.term("state").inner_text(), "it is interrupted")
-    assert not main.get_by_role("button", name="Interrupt …").count(), "it is over"
+    window.wait_until(lambda: not main.get_by_role("button", name="Interrupt …").count(), "it is over")
     assert "is asked to end" in window.recorded("interrupt", "checkout/order-3")
 
 
@@ -143,7 +143,7 @@ def test_a_runner_is_drained_by_keyboard(window: Window, page_cluster: PageClust
     page_cluster.kill("web-9")
 
 
-def test_the_page_streams_and_acts_where_it_is_mounted_and_behind_a_prefix(
+def test_the_page_streams_and_acts_where_fastapi_mounts_it_and_behind_a_prefix(
     browser: Browser, page_cluster: PageCluster
 ) -> None:
     host = page_cluster.host()

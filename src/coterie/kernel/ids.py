@@ -91,6 +91,11 @@ class Seat:
         kind, _, rest = seat.partition(":")
         return kind, rest
 
+    @staticmethod
+    def is_shard(seat: str) -> bool:
+        """Whether it is the seat of a shard."""
+        return seat.startswith("shard:")
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class EntityAddress:

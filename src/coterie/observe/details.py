@@ -34,7 +34,7 @@ from coterie.storage.contracts.messages import MessageFilter
 from coterie.workflows.api import info_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from datetime import datetime
 
     from coterie.client import Client
@@ -153,19 +153,27 @@ def _tick(tick: TickRow, *, texts: bool) -> dict[str, Any]:
 
 
 async def ticks(
-    here: Client, facts: ClusterFacts, *, start: datetime | None, end: datetime | None, texts: bool
+    here: Client,
+    facts: ClusterFacts,
+    crons: Collection[str] = (),
+    *,
+    start: datetime | None,
+    end: datetime | None,
+    texts: bool,
 ) -> dict[str, Any]:
-    """The ticks of all crons on a line of time, those to come included.
+    """The ticks of crons on a line of time, those to come included.
 
     Args:
         here: The process that reads.
         facts: What is known of the crons.
+        crons: Names of crons. Default: all of them. No more than the first 200 are read.
         start: Ticks from this instant on. Default: six hours ago.
         end: Ticks before this instant. Default: in an hour.
         texts: Whether to include texts of the program.
     """
     start, end = start or facts.now - timedelta(hours=6), end or facts.now + timedelta(hours=1)
-    chosen = facts.crons[:_CRONS_MOST]
+    wanted = [info for info in facts.crons if not crons or info.name in crons]
+    chosen = wanted[:_CRONS_MOST]
     names = [info.name for info in chosen]
     stored = await here.storage.ticks.histories(names, most=_TICKS_MOST, since=start, before=end)
     found = []
@@ -184,7 +192,7 @@ async def ticks(
                 "more": len(within) == _TICKS_MOST,
             }
         )
-    return {"from": start, "until": end, "crons": found, "more": len(facts.crons) > len(chosen)}
+    return {"from": start, "until": end, "crons": found, "more": len(wanted) > len(chosen)}
 
 
 # ── shards ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -134,7 +134,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
         *_pruning(facts, bounds),
     ]
     reasons.sort(key=lambda reason: -_WORSE.index(reason.status))  # stable: reasons of one status keep their order
-    shards = [seat for seat in facts.view.seats if Seat.split(seat.name)[0] == "shard"]
+    shards = facts.view.shards
     replies = [facts.runners.get(row.id) for row in facts.view.runners]
     entities = [sum(each.entities.values()) for each in replies if each is not None]
     return Health(
@@ -287,9 +287,8 @@ def _shards(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
     if not facts.view.runners:
         return  # the missing runners are already reported
     all_of: dict[str, list[SeatRow]] = defaultdict(list)
-    for seat in facts.view.seats:
-        if Seat.split(seat.name)[0] == "shard":
-            all_of[seat.group].append(seat)
+    for seat in facts.view.shards:
+        all_of[seat.group].append(seat)
     for group, seats in sorted(all_of.items()):
         free = [seat for seat in seats if seat.holder is None and not _is_moving(seat.name, facts, bounds)]
         if free:
@@ -407,15 +406,14 @@ def _silent(info: SingletonInfo, facts: ClusterFacts) -> str:
 
 def _crons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reason]]:
     for info in facts.crons:
+        is_held_up = _is_held_up(info, facts.now, bounds)
+        if info.paused_at is not None or not (info.problem or is_held_up):
+            continue
         seat, what = Seat.cron(info.name), f"cron {info.name}"
         ran = "never executed" if info.last_run_at is None else f"last run {_ago(facts.now, info.last_run_at)}"
-        if info.paused_at is not None:
-            continue
         if not info.problem:
-            if _is_held_up(info, facts.now, bounds):
-                yield seat, _held_up(info, what, ran)
-            continue
-        if info.runner is None:
+            yield seat, _held_up(info, what, ran)
+        elif info.runner is None:
             is_late = info.next_at is not None and (facts.now - info.next_at).total_seconds() > bounds.takeover_s
             if is_late or not _is_moving(seat, facts, bounds) or _is_left_alone(seat, info.group, facts):
                 yield seat, _unheld(seat, what, info.group, f"{info.problem}; {ran}", facts)
@@ -434,8 +432,10 @@ def _crons(facts: ClusterFacts, bounds: Bounds) -> Iterator[tuple[str, Reason]]:
 
 def _is_held_up(info: CronInfo, now: datetime, bounds: Bounds) -> bool:
     """Whether a run is active, and two ticks have passed since it or another one began or sent a heartbeat (H1)."""
+    if not info.running or not info.schedule:
+        return False
     signs = [at for at in (info.last_run_at, info.last_heartbeat_at) if at is not None]
-    if not info.running or not signs or not info.schedule:
+    if not signs:
         return False
     from coterie.cron.schedule import Schedule  # zones and calendars: only where there are crons
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from coterie.entities.persisted.api import Messages
-from coterie.kernel.ids import Seat, ShardId
+from coterie.kernel.ids import Seat
 from coterie.observe import failures
 from coterie.observe.failures import worded
 from coterie.observe.health import excluded, judge
@@ -47,15 +49,16 @@ if TYPE_CHECKING:
 
 def runners(facts: ClusterFacts, happening: Mapping[str, Rate]) -> tuple[RunnerLine, ...]:
     """The runners, by name."""
-    held: dict[str | None, list[tuple[str, str]]] = {}
+    held: dict[str | None, list[str]] = {}
     for seat in facts.view.seats:
-        held.setdefault(seat.holder, []).append(Seat.split(seat.name))
+        held.setdefault(seat.holder, []).append(seat.name)
     rows = sorted(facts.view.runners, key=lambda row: (row.name, row.id))
     return tuple(_runner(row, facts, held.get(row.id, []), happening.get(row.id)) for row in rows)
 
 
-def _runner(row: RunnerRow, facts: ClusterFacts, held: Sequence[tuple[str, str]], happening: Rate | None) -> RunnerLine:
+def _runner(row: RunnerRow, facts: ClusterFacts, held: Sequence[str], happening: Rate | None) -> RunnerLine:
     local = facts.runners.get(row.id)
+    others = sorted(Seat.split(seat) for seat in held if not Seat.is_shard(seat))
     line = RunnerLine(
         id=row.id,
         name=row.name,
@@ -65,9 +68,9 @@ def _runner(row: RunnerRow, facts: ClusterFacts, held: Sequence[tuple[str, str]]
         started_at=row.started_at,
         state=_state(row, local),
         missing="" if local is None else local.missing,
-        shards=sum(kind == "shard" for kind, _ in held),
-        leads=tuple(sorted(name for kind, name in held if kind == "singleton")),
-        crons=tuple(sorted(name for kind, name in held if kind == "cron")),
+        shards=len(held) - len(others),
+        leads=tuple(name for kind, name in others if kind == "singleton"),
+        crons=tuple(name for kind, name in others if kind == "cron"),
     )
     return line if local is None or happening is None else _said(line, local, happening)
 
@@ -103,19 +106,18 @@ def _state(row: RunnerRow, local: LocalFacts | None) -> Literal["ready", "starti
 
 def shards(view: ClusterSnapshot) -> Shards:
     """All shards, by group and number."""
-    seats = [seat for seat in view.seats if Seat.split(seat.name)[0] == "shard"]
-    wanted, names = targets(view.runners, seats), {row.id: row.name for row in view.runners}
-    all_of = sorted((_shard(seat, wanted, names) for seat in seats), key=lambda each: (each.group, each.number))
+    wanted, names = targets(view.runners, view.shards), {row.id: row.name for row in view.runners}
+    all_of = sorted((_shard(seat, wanted, names) for seat in view.shards), key=attrgetter("group", "number"))
     groups = sorted({each.group for each in all_of})
     return Shards(groups=tuple(_group(group, all_of, view.runners) for group in groups), shards=tuple(all_of))
 
 
 def _shard(seat: SeatRow, wanted: dict[str, str], names: dict[str, str]) -> Shard:
-    shard, target = ShardId.parse(Seat.split(seat.name)[1]), wanted.get(seat.name)
+    (_, shard), target = Seat.split(seat.name), wanted.get(seat.name)
     return Shard(
-        shard=str(shard),
-        group=shard.group,
-        number=shard.number,
+        shard=shard,
+        group=seat.group,
+        number=int(shard.rpartition(":")[2]),
         owner=None if seat.holder is None else names.get(seat.holder),
         epoch=seat.epoch,
         state="no owner" if seat.holder is None else "owned" if target in (None, seat.holder) else "moving",
@@ -368,8 +370,8 @@ class Pages:
             running=self._sum("running"),
             dead=self._facts.dead,
             overdue_s=0.0 if self._facts.oldest is None else self._facts.oldest.late_s,
-            singletons=self.singletons(),
-            crons=self.cron(),
+            singletons=self._singletons,
+            crons=self._crons,
             failures=(
                 *failures.messages(self._dead, texts=self._texts),
                 *failures.crons(self._facts.crons, texts=self._texts),
@@ -386,11 +388,11 @@ class Pages:
 
     def singletons(self) -> Any:
         """The singletons and their leaders."""
-        return tuple(singleton(each, self._facts, texts=self._texts) for each in self._facts.singletons)
+        return self._singletons
 
     def cron(self) -> Any:
         """The crons and their ticks."""
-        return tuple(cron(each, self._facts, texts=self._texts) for each in self._facts.crons)
+        return self._crons
 
     def entities(self) -> Any:
         """The entity types and where their entities are active."""
@@ -413,6 +415,14 @@ class Pages:
     def workflows(self) -> Any:
         """Runs of workflows."""
         return self._workflows if self._texts else tuple(without_text(each) for each in self._workflows)
+
+    @cached_property
+    def _singletons(self) -> tuple[SingletonLine, ...]:
+        return tuple(singleton(each, self._facts, texts=self._texts) for each in self._facts.singletons)
+
+    @cached_property
+    def _crons(self) -> tuple[CronLine, ...]:
+        return tuple(cron(each, self._facts, texts=self._texts) for each in self._facts.crons)
 
     def _sum(self, field: str) -> int | None:
         """The sum over all runners; None if not all of them replied."""

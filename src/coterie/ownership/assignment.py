@@ -135,7 +135,7 @@ def _pools_by_knowledge(serving: list[RunnerRow], seats: list[SeatRow]) -> Itera
 
 
 def _is_shard(seat: SeatRow) -> bool:
-    return Seat.split(seat.name)[0] == "shard"
+    return Seat.is_shard(seat.name)
 
 
 def _settle(bidders: list[_Bidder], pool: list[SeatRow], *, balances: bool) -> Iterator[tuple[str, str]]:

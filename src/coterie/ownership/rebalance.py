@@ -121,7 +121,7 @@ class Rebalance:
         taken = wanted - self._left_alone(offers) - set(held)
         if self._starts:
             by_target = {name for name in taken - offers.keys() if self._targets.get(name) == self._me}
-            self._first |= {name for name in by_target if not _is_shard(name)}
+            self._first |= {name for name in by_target if not Seat.is_shard(name)}
         self._first -= offers.keys()
         return sorted(taken)
 
@@ -164,7 +164,7 @@ class Rebalance:
             waited_ns -= self._delays.get(name, 0)
         if target is None or target == self._me or waited_ns < self._patience_ns:
             return target == self._me and waited_ns >= 0
-        if _is_shard(name):
+        if Seat.is_shard(name):
             self._shunned[target] = self._now_ns + _SHUNNED_NS
         line = [each for each in self._line(name) if each != target]
         return self._me in line and waited_ns >= self._patience_ns * (line.index(self._me) + 1)
@@ -238,10 +238,6 @@ class Rebalance:
         ids = {each.id for each in view.runners}
         taken = {each.holder for each in view.seats if each.name in self._free}
         self._shunned = {each: until for each, until in self._shunned.items() if each in ids and each not in taken}
-
-
-def _is_shard(name: str) -> bool:
-    return Seat.split(name)[0] == "shard"
 
 
 @dataclass(slots=True)

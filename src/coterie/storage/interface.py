@@ -13,11 +13,13 @@ from __future__ import annotations
 import hashlib
 from contextlib import nullcontext
 from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
 from coterie.errors import LeadershipLost
+from coterie.kernel.ids import Seat
 from coterie.kernel.service import Service
 from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.messages import Commit, Insert, Setback
@@ -323,13 +325,18 @@ class SeatRow(msgspec.Struct, frozen=True):
     """Whether the last holder released it, or there was none yet; meaningful only while the seat is free [C5]."""
 
 
-class ClusterSnapshot(msgspec.Struct, frozen=True):
+class ClusterSnapshot(msgspec.Struct, frozen=True, dict=True):
     """All runners and seats as stored."""
 
     runners: tuple[RunnerRow, ...]
     seats: tuple[SeatRow, ...]
     stamp: str
     """The `Renewal.stamp` of these seats."""
+
+    @cached_property
+    def shards(self) -> tuple[SeatRow, ...]:
+        """The seats that are shards."""
+        return tuple(seat for seat in self.seats if Seat.is_shard(seat.name))
 
 
 class Sighting(msgspec.Struct, frozen=True, gc=False):

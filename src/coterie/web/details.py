@@ -78,10 +78,11 @@ class Details:
         return found or _missing(f"cron {name!r}")
 
     async def ticks(self, request: Request) -> Any:
-        """The ticks of all crons on a line of time."""
+        """The ticks of crons on a line of time."""
         start, end = _instant(request, "from"), _instant(request, "until")
+        crons = {require_text(each, what="name") for each in request.query_params.getlist("name")}
         facts = await self._web_view.facts()
-        return await details.ticks(self._web_view.here(), facts, start=start, end=end, texts=self._texts)
+        return await details.ticks(self._web_view.here(), facts, crons, start=start, end=end, texts=self._texts)
 
     async def moves(self, _: Request) -> Any:
         """The moves of shards of the last hour."""

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import signal
 from collections import deque
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -23,7 +24,7 @@ from coterie.kernel.random import Random
 from coterie.observe.view import PAGES, View
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
     from coterie.web.cluster_view import WebView
 
@@ -40,55 +41,59 @@ KEPT_S = 60.0
 _WITHIN_S = 3.0
 """Time limit of a sample."""
 
-_KEYS: Mapping[tuple[str, ...], str] = {
-    ("runners",): "id",
-    ("singletons",): "name",
-    ("cron",): "name",
-    ("entities",): "type",
-    ("shards", "shards"): "shard",
-    ("shards", "groups"): "group",
-    ("messages", "overdue"): "id",
-}
-"""Lists whose rows are sent one by one, by the field that names a row. `workflows` has three such fields."""
-
 Path = tuple[str, ...]
+"""Names a row of a list, or a field of a page: the page, perhaps a field of it, and the row or field."""
+Tables = dict[Path, dict[str, Any]]
+"""Rows by their names, in lists by their path; the fields of a page that are no lists, by the page."""
+
+_KEYS: Mapping[Path, Callable[[Any], str]] = {
+    ("overview", "singletons"): attrgetter("name"),
+    ("overview", "crons"): attrgetter("name"),
+    ("runners",): attrgetter("id"),
+    ("shards", "shards"): attrgetter("shard"),
+    ("shards", "groups"): attrgetter("group"),
+    ("singletons",): attrgetter("name"),
+    ("cron",): attrgetter("name"),
+    ("entities",): attrgetter("type"),
+    ("messages", "overdue"): attrgetter("id"),
+    ("workflows",): lambda line: f"{line.kind}/{line.name}/{line.id}",
+}
+"""Lists whose rows are sent one by one, by what names a row; `page/store.js` has the same ones."""
+
+_NOTHING = object()
 _encode = msgspec.json.Encoder().encode
 
 
-def rows(data: Mapping[str, Any]) -> dict[Path, Any]:
-    """The rows and fields of pages, by path. Pure."""
-    found: dict[Path, Any] = {}
+def tables(data: Mapping[str, Any]) -> Tables:
+    """The rows and fields of pages. Pure."""
+    found: Tables = {}
     for page, content in data.items():
-        if isinstance(content, tuple):
-            _add_rows(found, (page,), content)
-        else:
-            for field in content.__struct_fields__:
-                _add_field(found, (page, field), getattr(content, field))
+        if (page,) in _KEYS:
+            found[page,] = _by_key((page,), content)
+            continue
+        fields = found[page,] = {}
+        for name in content.__struct_fields__:
+            value = getattr(content, name)
+            if (page, name) in _KEYS:
+                found[page, name] = _by_key((page, name), value)
+            else:
+                fields[name] = value
     return found
 
 
-def _add_field(found: dict[Path, Any], path: Path, value: Any) -> None:
-    if path in _KEYS:
-        _add_rows(found, path, value)
-    else:
-        found[path] = value
+def _by_key(path: Path, lines: tuple[Any, ...]) -> dict[str, Any]:
+    key = _KEYS[path]
+    return {key(line): line for line in lines}
 
 
-def _add_rows(found: dict[Path, Any], path: Path, lines: tuple[Any, ...]) -> None:
-    if path == ("workflows",):
-        found |= {(*path, f"{each.kind}/{each.name}/{each.id}"): each for each in lines}
-    else:
-        key = _KEYS[path]
-        found |= {(*path, getattr(each, key)): each for each in lines}
-
-
-def changed(old: Mapping[Path, Any], new: Mapping[Path, Any]) -> list[Path]:
+def changed(old: Tables, new: Tables) -> list[Path]:
     """The paths whose values differ, came or went. Pure."""
-    nothing = object()
-    return [
-        *(path for path, value in new.items() if old.get(path, nothing) != value),
-        *(path for path in old if path not in new),
-    ]
+    paths: list[Path] = []
+    for table in {**old, **new}:
+        before, after = old.get(table, {}), new.get(table, {})
+        paths += ((*table, name) for name, value in after.items() if before.get(name, _NOTHING) != value)
+        paths += ((*table, name) for name in before if name not in after)
+    return paths
 
 
 class _Sample(NamedTuple):
@@ -113,7 +118,7 @@ class Feed:
         self._sampling: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._view: View | None = None
-        self._rows: dict[Path, Any] = {}
+        self._tables: Tables = {}
         self._encoded: dict[Path, bytes] = {}
         self._since: dict[str, int] = {}  # by page, the revision from which on all of its changes are in `_samples`
         self._samples: deque[_Sample] = deque()
@@ -225,14 +230,14 @@ class Feed:
         self._take(view)
 
     def _take(self, view: View) -> None:
-        new = rows(view.data)
-        paths = changed(self._rows, new)
+        new = tables(view.data)
+        paths = changed(self._tables, new)
         for path in paths:
             self._encoded.pop(path, None)
         now_s = asyncio.get_running_loop().time()
         self._since = {page: self._since.get(page, view.revision) for page in view.data}
         self._samples.append(_Sample(view.revision, now_s, paths))
-        self._rows, self._view, self._is_stale = new, view, False
+        self._tables, self._view, self._is_stale = new, view, False
         while self._samples[0].at_s < now_s - KEPT_S:
             gone = self._samples.popleft().revision
             self._since = {page: max(since, gone) for page, since in self._since.items()}
@@ -242,7 +247,7 @@ class Feed:
         now_s = asyncio.get_running_loop().time()
         if self._samples and self._samples[-1].at_s < now_s - KEPT_S:
             self._samples.clear()
-            self._since, self._rows, self._encoded = {}, {}, {}
+            self._since, self._tables, self._encoded = {}, {}, {}
 
     # What a stream is sent
 
@@ -278,15 +283,18 @@ class Feed:
                 "revision": view.revision,
                 "at": view.at,
                 "runner": view.runner,
-                "set": [msgspec.Raw(self._entry(path)) for path in paths if path in self._rows],
-                "remove": [path for path in paths if path not in self._rows],
+                "set": [msgspec.Raw(self._entry(path)) for path in paths if self._has(path)],
+                "remove": [path for path in paths if not self._has(path)],
             }
         )
+
+    def _has(self, path: Path) -> bool:
+        return path[-1] in self._tables.get(path[:-1], ())
 
     def _entry(self, path: Path) -> bytes:
         """A row as JSON, encoded once for all streams."""
         if path not in self._encoded:
-            self._encoded[path] = _encode((path, self._rows[path]))
+            self._encoded[path] = _encode((path, self._tables[path[:-1]][path[-1]]))
         return self._encoded[path]
 
 

@@ -98,7 +98,11 @@ _FILTER = {
 _DETAILS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "singleton": ("A singleton: its states, and who led.", {"name": _NAME}, ["line", "state", "saved", "history"]),
     "cron": ("A cron: its next and last ticks.", {"name": _NAME}, ["line", "next", "history"]),
-    "ticks": ("The ticks of all crons on a line of time.", {"from": _AT, "until": _AT}, ["from", "until", "crons"]),
+    "ticks": (
+        "The ticks of crons on a line of time: of the named ones, else of the first 200.",
+        {"name": {"type": "array", "items": _NAME}, "from": _AT, "until": _AT},
+        ["from", "until", "crons", "more"],
+    ),
     "shards/moves": ("Moves of shards of the last hour, the oldest first.", {}, ["since", "moves"]),
     "entities": ("The active entities of a type.", {"type": _NAME, "limit": _LIMIT}, ["entities", "more"]),
     "entity": ("An entity.", {"type": _NAME, "id": _NAME}, ["type", "id", "known", "state"]),

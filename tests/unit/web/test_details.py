@@ -76,6 +76,8 @@ async def test_everything_in_detail(tmp_path: Path) -> None:
         assert (lane["name"], len(lane["ticks"]), len(lane["next"])) == ("report", 1, 1)
         later = await got(http, "ticks", **{"from": "2126-01-01T00:00:00Z", "until": "2126-01-01T05:00:00Z"})
         assert (later["crons"][0]["ticks"], len(later["crons"][0]["next"])) == ([], 5)
+        assert (await got(http, "ticks", name=["nothing", "report"]))["crons"] == axis["crons"]
+        assert (await got(http, "ticks", name="nothing"))["crons"] == []
 
         moved = await got(http, "shards/moves")
         assert {each["shard"] for each in moved["moves"]} == {f"default:{number}" for number in range(3)}
@@ -166,6 +168,7 @@ async def test_redacted_nothing_of_the_program_is_shown(tmp_path: Path) -> None:
         ("singleton", {"name": "<script>alert(1)</script>" * 300}, 404),
         ("cron", {"name": "'; drop table ticks; --"}, 404),
         ("ticks", {"from": "yesterday"}, 400),
+        ("ticks", {"name": "\x00"}, 400),
         ("ticks", {"from": "2026-01-01T00:00:00"}, 400),
         ("entities", {"type": "Nothing"}, 404),
         ("entities", {"type": "Account", "limit": "0"}, 400),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from coterie.errors import PersistenceError, ShuttingDown
 from coterie.observe.view import PAGES, EntityLine, MessagesPage, OverdueLine, Shard, Shards, View, WorkflowLine
 from coterie.web import feed as feeds
 from coterie.web.application import build
-from coterie.web.feed import Feed, changed, rows
+from coterie.web.assets import assets
+from coterie.web.feed import Feed, changed, tables
 from coterie.web.server import HttpServer
 from tests.unit.web.fake_cluster import AT, FakeWebView
 from tests.unit.web.test_application import ask
@@ -26,23 +28,30 @@ from tests.unit.web.test_server import LIMIT_S, connect, settings
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from coterie.web.feed import PageStream
+    from coterie.web.feed import PageStream, Path, Tables
 
 KEYED = ("entities", "messages", "shards", "workflows")
-PATHS = st.tuples(st.sampled_from(["runners", "cron"]), st.sampled_from("abcdef"))
+TABLES = st.dictionaries(
+    st.sampled_from([("overview",), ("overview", "crons"), ("cron",)]),
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 3)),
+)
 
 
-@given(old=st.dictionaries(PATHS, st.integers(0, 3)), new=st.dictionaries(PATHS, st.integers(0, 3)))
-def test_the_changes_make_the_new_of_the_old(old: dict[Any, int], new: dict[Any, int]) -> None:
-    paths, made = changed(old, new), dict(old)
+@given(old=TABLES, new=TABLES)
+def test_the_changes_make_the_new_of_the_old(old: Tables, new: Tables) -> None:
+    paths, made, wanted = changed(old, new), flat(old), flat(new)
     for path in paths:
-        if path in new:
-            assert made.get(path) != new[path], "only what differs is sent"
-            made[path] = new[path]
+        if path in wanted:
+            assert made.get(path) != wanted[path], "only what differs is sent"
+            made[path] = wanted[path]
         else:
             del made[path]
-    assert made == new
+    assert made == wanted
     assert len(set(paths)) == len(paths)
+
+
+def flat(tables: Tables) -> dict[Path, Any]:
+    return {(*table, name): value for table, rows in tables.items() for name, value in rows.items()}
 
 
 class Changing(FakeWebView):
@@ -354,11 +363,18 @@ async def test_a_stranger_opens_none() -> None:
 
 async def test_every_page_is_sent_row_by_row() -> None:
     seen = await FakeWebView().view(PAGES)
-    paths = rows(seen.data)
+    paths = flat(tables(seen.data))
     assert ("singletons", "importer") in paths
+    assert ("overview", "singletons", "importer") in paths, "the overview shows it as well"
     assert ("overview", "status") in paths
     assert ("messages", "failures") in paths
     assert not [path for path in paths if path[0] not in PAGES]
+
+
+def test_the_browser_keeps_the_same_lists_by_the_same_keys() -> None:
+    script = assets()["store.js"].body.decode()
+    known = re.findall(r'^  "?([a-z.]+)"?: \(row\) =>', script, re.MULTILINE)
+    assert known == [".".join(path) for path in feeds._KEYS]
 
 
 async def test_over_the_wire() -> None:

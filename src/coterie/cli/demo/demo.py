@@ -108,12 +108,12 @@ async def demo(url: str | None, *, script: bool) -> int:
     echo(f"coterie demo: three runners on this machine, {what}\n")
     cluster = Cluster(place, name=NAME)
     cluster.entity(Account)
-    async with cluster.connect():
+    async with _served(cluster) as page, cluster.connect():
         demo = Demo(cluster, place, run=f"{Random().between(0, 1):.8f}"[2:])
         done = "created" if is_new else "found, with what is in it" if url is None else "is ready"
         _tick(demo, "database", f"{shown} {done}", steady_s() - began_s)
         async with _opened(demo):
-            _introduce(demo, made=made)
+            _introduce(page, made=made)
             lead, rows = await demo.view.lead(), await demo.view.rows()
             star = demo.screen.glyph("lead")
             echo(f"\n  {star} {IMPORTER} leads on {lead.runner}, epoch {lead.epoch}, imported {rows:,} rows\n")
@@ -121,6 +121,19 @@ async def demo(url: str | None, *, script: bool) -> int:
             counts.append(await demo.load.check(everything=True))
             await demo.leave()
     return _verdict(demo, counts, shown if url is None else None)
+
+
+@asynccontextmanager
+async def _served(cluster: Cluster) -> AsyncIterator[str | None]:
+    """Serve the page from this process, which outlives what is done to runners; its URL, or None: it is off."""
+    if cluster.settings.http_listen is None or cluster.settings.web == "off":
+        yield None
+        return
+    from coterie import web  # takes 200 ms
+    from coterie.web.server import HttpServer
+
+    async with HttpServer(web.app(cluster), cluster.settings) as server:
+        yield server.url
 
 
 @asynccontextmanager
@@ -149,11 +162,10 @@ def write_program(path: Path) -> bool:
     return True
 
 
-def _introduce(demo: Demo, *, made: bool) -> None:
+def _introduce(page: str | None, *, made: bool) -> None:
     lines = len(Path(PROGRAM).read_text("utf-8").splitlines())
     about = f"{lines} lines" if made else f"{lines} lines, as it was here"
-    served = min((each.served or "" for each in demo.living()), key=lambda url: (len(url), url))
-    echo(f"\n  {'page':<11}  {served}/")
+    echo(f"\n  {'page':<11}  {'off' if page is None else f'{page}/'}")
     echo(f"  {'source':<11}  {PROGRAM}, {about}: read it, change it, coterie run {PROGRAM}")
 
 

@@ -41,17 +41,11 @@ class DemoRunner:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 open while the runner runs
         self._env, self._network = _network(url)
         self._env |= {"COTERIE_NAME": NAME, "COTERIE_RUNNER_NAME": self.name}
-        self._worker = Worker(
-            program, number=number, on_event=self._on_event, env=self._env, output=self._output.fileno()
-        )
+        output, place = self._output.fileno(), number + 1  # the first address is that of the demo's page
+        self._worker = Worker(program, number=place, on_event=self._on_event, env=self._env, output=output)
         self._joined = asyncio.Event()
         self._tasks = Tasks(self.name)
         self._life: asyncio.Task[int] | None = None
-
-    @property
-    def served(self) -> str | None:
-        """The URL of its probes and health."""
-        return None if self._worker.found is None else self._worker.found.served
 
     @property
     def lives(self) -> bool:

@@ -194,7 +194,7 @@ def _origin(settings: Settings) -> str:
 
 
 def _shards(seats: Sequence[str]) -> list[str]:
-    return [seat for seat in seats if Seat.split(seat)[0] == "shard"]
+    return [seat for seat in seats if Seat.is_shard(seat)]
 
 
 def _led(runner: Runner) -> dict[str, int]:

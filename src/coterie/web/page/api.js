@@ -13,11 +13,11 @@ export class Refused extends Error {
   }
 }
 
-/** The address of a route, with the parameters that have a value. */
+/** The address of a route, with the parameters that have a value; a list is a parameter for each of its values. */
 export function address(route, params = {}) {
   const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(params)) {
-    if (value !== null && value !== undefined && value !== "") query.set(name, value);
+  for (const [name, given] of Object.entries(params)) {
+    for (const value of [given].flat()) if (value !== null && value !== undefined && value !== "") query.append(name, value);
   }
   const text = query.toString();
   return `./api/${route}${text ? `?${text}` : ""}`;

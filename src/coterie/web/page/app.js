@@ -131,9 +131,8 @@ function differences(before, after) {
   const one = before.data.overview;
   const other = after.data.overview;
   if (one && other) {
-    const held = new Map(one.singletons.map((row) => [row.name, row]));
-    for (const row of other.singletons) {
-      const old = held.get(row.name);
+    for (const [called, row] of other.singletons) {
+      const old = one.singletons.get(called);
       if (!old || old.leader === row.leader) continue;
       const text = row.leader ? `${row.name} moved to ${row.leader}` : `${row.name} has no leader`;
       found.push({ at, text, page: "singletons", params: { name: row.name } });

@@ -2,7 +2,7 @@
 
 import { app, now, zone } from "./app.js";
 import { h } from "./dom.js";
-import { clock, day } from "./format.js";
+import { clock, day, duration } from "./format.js";
 
 /** A line of recent values without an axis. */
 export function sparkline(values, label) {
@@ -63,7 +63,7 @@ function plot(box) {
       tzDate: (seconds) => (zone() ? window.uPlot.tzDate(new Date(seconds * 1000), zone()) : new Date(seconds * 1000)),
       fmtDate: () => (date) => clock(date.getTime(), undefined),
       scales: { x: { time: true, range: (_, from, until) => [Math.min(from, until - 60), until] }, calls: { range: fromZero }, ms: { range: fromZero } },
-      axes: [{ ...axis, space: 90 }, { ...axis, scale: "calls", size: 56, values: (_, ticks) => ticks.map((each) => `${each}/s`) }, { ...axis, scale: "ms", side: 1, size: 56, grid: { show: false }, values: (_, ticks) => ticks.map((each) => `${each}ms`) }],
+      axes: [{ ...axis, space: 90 }, { ...axis, scale: "calls", size: 56, values: (_, ticks) => ticks.map((each) => `${each}/s`) }, { ...axis, scale: "ms", side: 1, size: 56, grid: { show: false }, values: (_, ticks) => ticks.map((each) => duration(each / 1000)) }],
       series: [
         {},
         { label: "calls/s", scale: "calls", stroke: ink("--accent"), width: 2, fill: ink("--accent-soft"), points: { show: false } },
@@ -106,7 +106,7 @@ export class Axis {
     const shift = app.zone === "UTC" ? 0 : -new Date(this.from).getTimezoneOffset() * 60_000; // days begin at midnight here
     const marks = [];
     for (let ms = Math.ceil((this.from + shift) / step) * step - shift; ms <= this.until; ms += step) marks.push(ms);
-    const isNear = (ms) => this.has(now()) && Math.abs(this.at(ms) - this.at(now())) < 10; // there it says now
+    const isNear = (ms) => this.has(now()) && Math.abs(this.at(ms) - this.at(now())) < 14; // there it says now
     const shown = marks.filter((ms) => this.at(ms) > 4 && this.at(ms) < 96 && !isNear(ms));
     return h(
       "div",

@@ -17,13 +17,18 @@ const LIST = [
 ];
 
 let last = null; // where the focus was, if it is nowhere now
+let lastRow = null; // the row in which it was last
+let opened = null; // what is shown in detail
 let filterWanted = false; // "/" was pressed on a page whose filter is not drawn yet
 
 /** Listen to keys.
  *  @param pages The pages in the order of their keys.
  *  @param pause Called for the space key. */
 export function listen(pages, pause) {
-  addEventListener("focusin", (event) => { last = event.target; });
+  addEventListener("focusin", (event) => {
+    last = event.target;
+    lastRow = last.closest("[data-row]:not(.detail *)") ?? lastRow;
+  });
   addEventListener("pointerdown", () => { filterWanted = false; });
   addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
@@ -62,15 +67,26 @@ function focusFilter() {
   field?.select();
 }
 
-/** Called after each drawing: a page that was still loading when its filter was asked for has one now. */
+/** Called after each drawing: a page that was still loading when its filter was asked for has one now, and what was opened
+ *  or closed meanwhile takes the focus along. */
 export function afterDraw() {
   if (filterWanted) focusFilter();
+  const detail = document.querySelector("#main .detail");
+  const { page, params } = app.route;
+  const shown = detail && [page, params.type, params.name, params.id, params.key].join("\n");
+  if (shown === opened) return;
+  if (shown && document.activeElement.closest("[data-row]")) {
+    detail.querySelector("h2").focus({ preventScroll: true });
+    detail.scrollIntoView({ block: "start" }); // the row may be far below it
+  } else if (!shown && document.activeElement === document.body && lastRow?.isConnected) lastRow.querySelector(".primary")?.focus();
+  opened = shown;
 }
 
 function step(by) {
-  const links = [...document.querySelectorAll("#main [data-row] .primary")].filter((each) => each.offsetParent);
+  const links = [...document.querySelectorAll("#main [data-row]:not(.detail *) .primary")].filter((each) => each.offsetParent);
   if (!links.length) return;
-  const row = document.activeElement?.closest("[data-row]");
+  const isAway = last?.isConnected && !last.closest(".detail");
+  const row = document.activeElement?.closest("[data-row]:not(.detail *)") ?? (isAway ? null : lastRow);
   const at = links.findIndex((each) => row?.contains(each));
   links[at < 0 ? first(links) : Math.min(links.length - 1, Math.max(0, at + by))].focus();
 }

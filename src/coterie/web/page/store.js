@@ -3,16 +3,18 @@
 
 const COLLATOR = new Intl.Collator("en", { numeric: true });
 
-/** Lists whose rows have an identity. */
+/** Lists whose rows are sent one by one: what names a row. `web/feed.py` has the same ones. */
 const KEYS = {
+  "overview.singletons": (row) => row.name,
+  "overview.crons": (row) => row.name,
   runners: (row) => row.id,
+  "shards.shards": (row) => row.shard,
+  "shards.groups": (row) => row.group,
   singletons: (row) => row.name,
   cron: (row) => row.name,
   entities: (row) => row.type,
-  workflows: (row) => `${row.kind}/${row.name}/${row.id}`,
-  "shards.shards": (row) => row.shard,
-  "shards.groups": (row) => row.group,
   "messages.overdue": (row) => row.id,
+  workflows: (row) => `${row.kind}/${row.name}/${row.id}`,
 };
 
 /** A snapshot `{revision, at, runner, data}` with its keyed lists as maps. */

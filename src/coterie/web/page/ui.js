@@ -46,11 +46,11 @@ export function runner(called, { star = false, plain = false } = {}) {
 }
 
 export function section(title, props, ...children) {
-  const { id, class: cls, aside, ...rest } = props ?? {};
+  const { id = `h-${slug(title)}`, class: cls, aside, ...rest } = props ?? {};
   return h(
     "section",
-    { class: `card ${cls ?? ""}`, "aria-labelledby": id ?? `h-${slug(title)}`, ...rest },
-    h("div", { class: "head" }, h("h2", { id: id ?? `h-${slug(title)}` }, title), aside && h("div", { class: "aside" }, aside)),
+    { key: id, class: `card ${cls ?? ""}`, "aria-labelledby": id, ...rest }, // none becomes another one: the focus stays in it
+    h("div", { class: "head" }, h("h2", { id, tabindex: id === "detail" ? "-1" : null }, title), aside && h("div", { class: "aside" }, aside)),
     children,
   );
 }

@@ -8,7 +8,7 @@ import { h, memo } from "../dom.js";
 import { absolute, count, counted, duration } from "../format.js";
 import { use } from "../resource.js";
 import { go, link } from "../router.js";
-import { rows } from "../store.js";
+import { compare, rows } from "../store.js";
 import { acts, asked, block, empty, failed, filterField, loading, name, runner, section, select, state, table, terms, time, words } from "../ui.js";
 
 export default { id: "cron", title: "Cron", pages: ["overview", "cron"], view };
@@ -16,6 +16,8 @@ export default { id: "cron", title: "Cron", pages: ["overview", "cron"], view };
 const RANGES = [["5m", "5 minutes"], ["1h", "1 hour"], ["6h", "6 hours"], ["24h", "1 day"], ["7d", "1 week"]];
 const RANGE_S = { "5m": 300, "1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800 };
 const LANES_MOST = 24;
+const LANES_STAY_MS = 60_000;
+const ADDRESS_MOST = 6_000; // of the names in one request: servers refuse longer ones
 const MARKS_MOST = 1_800; // in all lanes; where there are more, the worst of each place is drawn
 const PLACES_MOST = 240; // in one lane
 const NEXT_MOST = 34; // rings in the width of a lane: more would touch each other
@@ -92,7 +94,8 @@ function pauseOrResume(row, text = "❚❚") {
 // ── the line of time ────────────────────────────────────────────────────────────────────────────────────────────────
 
 function lanes(found, range) {
-  const shown = found.length <= LANES_MOST ? found : [...found].sort((one, other) => urgency(one) - urgency(other)).slice(0, LANES_MOST);
+  const shown = chosen(found);
+  if (!shown.length) return h("p", { class: "dim" }, "No cron has this in its name.");
   const span = RANGE_S[range] * 1000;
   const step = Math.max(1000, span / 600); // it moves on by a pixel or so
   const middle = Math.floor(now() / step) * step;
@@ -101,7 +104,7 @@ function lanes(found, range) {
   const bucket = Math.max(10_000, span / 20);
   const from = new Date(Math.floor((middle - span) / bucket) * bucket).toISOString();
   const until = new Date(Math.ceil((middle + span / 2) / bucket) * bucket).toISOString();
-  const resource = use(address("ticks", { from, until }), stamp);
+  const resource = use(address("ticks", { name: shown.map((row) => row.name), from, until }), stamp);
   kept = resource.data ?? kept;
   if (!kept) return resource.phase === "failed" ? failed("the ticks", resource.error) : loading("ticks");
   const places = Math.min(PLACES_MOST, Math.floor(MARKS_MOST / shown.length));
@@ -120,6 +123,26 @@ function lanes(found, range) {
 }
 
 let kept = null; // the ticks that were read last: shown while a later span is read
+let choice = { stamp: null, names: [] };
+
+/** The crons whose lanes are drawn. They stay for a while: lanes that move cannot be read. */
+function chosen(found) {
+  if (found.length <= LANES_MOST) return fitting(found);
+  const wrong = found.filter((row) => urgency(row) === 0).map((row) => row.name);
+  const stamp = [Math.floor(now() / LANES_STAY_MS), found.length, ...wrong].join("\n");
+  const known = new Map(found.map((row) => [row.name, row]));
+  if (choice.stamp !== stamp || !choice.names.every((each) => known.has(each))) {
+    const urgent = [...found].sort((one, other) => compare(urgency(one), urgency(other)));
+    choice = { stamp, names: urgent.slice(0, LANES_MOST).map((row) => row.name) };
+  }
+  return fitting(choice.names.map((each) => known.get(each)));
+}
+
+/** The first of them, whose names fit into one request. */
+function fitting(found) {
+  let length = 0;
+  return found.filter((row) => (length += encodeURIComponent(row.name).length) <= ADDRESS_MOST);
+}
 
 /** What is wrong comes first, then what runs next. */
 function urgency(row) {
@@ -131,13 +154,14 @@ function laneOf(axis, row, found, places) {
   const ticks = (found?.ticks ?? []).filter((tick) => axis.has(Date.parse(tick.started_at ?? tick.scheduled_at)) || axis.has(Date.parse(tick.ended_at ?? tick.scheduled_at)));
   const future = (found?.next ?? []).filter((at) => axis.has(Date.parse(at)));
   const failures = ticks.filter((tick) => tick.outcome === "failed").length;
-  const label = `${row.name.slice(0, 60)}: ${counted(ticks.length, "tick")}, ${count(failures)} failed, ${count(future.length)} to come in this span`;
+  const text = found ? `${counted(ticks.length, "tick")}${failures ? `, ${count(failures)} failed` : ""}${found.more ? ", more than shown" : ""}` : "reading …";
+  const label = `${row.name.slice(0, 60)}: ${text}, ${count(future.length)} to come in this span`;
   return h(
     "div",
     { class: "lane-row", key: row.name },
     h("a", { class: "lane-name", href: link("cron", { name: row.name }) }, name(row.name, 40), h("span", { class: "dim" }, " ", name(row.explained || row.schedule, 40))),
     axis.lane(label, worst(axis, ticks, places).map((tick) => drawn(axis, tick)), thinned(axis, future, Math.min(NEXT_MOST, places)).map((at) => axis.mark(Date.parse(at), "tick next", RING, `to come: ${absolute(at, zone(row.timezone))}`)), beyond(axis, found)),
-    h("span", { class: "lane-text dim" }, `${counted(ticks.length, "tick")}${failures ? `, ${count(failures)} failed` : ""}${found?.more ? ", more than shown" : ""}`),
+    h("span", { class: "lane-text dim" }, text),
   );
 }
 

@@ -15,6 +15,7 @@ import { groupFilter } from "./overview.js";
 export default { id: "messages", title: "Messages", pages: ["overview", "messages"], view };
 
 const KINDS = { dead: "bad", done: "good", running: "busy", waiting: "off", scheduled: "off", pending: "off" };
+const ERROR_MOST = 400;
 const selected = new Set();
 
 function view({ params }) {
@@ -175,11 +176,17 @@ function shown(params, message) {
       columns: [
         { title: "#", class: "number", cell: (row) => row.number ?? row.index + 1 },
         { title: "When", cell: (row) => time(row.at) },
-        { title: "Error", class: "grow", cell: (row) => (row.traceback ? h("details", null, h("summary", null, words(row.error)), block(row.traceback, "traceback")) : words(row.error)) },
+        { title: "Error", class: "grow", cell: attempt },
       ],
       empty: h("p", { class: "dim" }, "None."),
     }),
   ];
+}
+
+/** The first lines of the error of an attempt, which opens to all there is. */
+function attempt({ error, traceback }) {
+  if (!traceback && error.length <= ERROR_MOST) return words(error);
+  return h("details", null, h("summary", null, h("span", { class: "few" }, words(error))), block(traceback || error, "traceback"));
 }
 
 function parts(entity) {

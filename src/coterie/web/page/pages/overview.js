@@ -15,6 +15,7 @@ import { singletonState } from "./singletons.js";
 
 export default { id: "overview", title: "Overview", pages: ["overview", "runners"], view };
 
+const CRONS_MOST = 8;
 const RUNNERS_MOST = 24;
 
 function view() {
@@ -71,7 +72,7 @@ function placeOf(what) {
 function tiles(seen) {
   const { waiting } = app.samples;
   const tile = (title, figure, href, note) =>
-    h("a", { class: "tile", href, key: title }, h("span", { class: "figure" }, figure), h("span", { class: "dim" }, title), note);
+    h("a", { class: "tile", href, key: title }, h("span", { class: figure.length > 10 ? "figure long" : "figure" }, figure), h("span", { class: "dim" }, title), note);
   return h(
     "nav",
     { class: "tiles wide", "aria-label": "figures" },
@@ -87,7 +88,7 @@ function tiles(seen) {
 function leaders(seen) {
   return table({
     label: "leaders",
-    rows: [...seen.singletons].sort((one, other) => compare(one.name, other.name)),
+    rows: rows(seen.singletons, (row) => row.name),
     key: (row) => row.name,
     columns: [
       { title: "Singleton", cell: (row) => h("a", { class: "primary", href: link("singletons", { name: row.name }) }, name(row.name, 40)) },
@@ -101,10 +102,9 @@ function leaders(seen) {
 }
 
 function next(seen) {
-  const upcoming = [...seen.crons].sort((one, other) => compare(order(one), order(other)));
   return table({
     label: "next cron runs",
-    rows: upcoming.slice(0, 8),
+    rows: rows(seen.crons, order).slice(0, CRONS_MOST),
     key: (row) => row.name,
     columns: [
       { title: "Cron", cell: (row) => h("a", { class: "primary", href: link("cron", { name: row.name }) }, name(row.name, 40)) },

@@ -26,7 +26,7 @@ function view({ params }) {
     "div",
     { class: "grid" },
     chosen && detail(chosen),
-    !chosen && (params.id ?? params.name) !== undefined && section("Runner", { class: "wide detail", id: "detail" }, h("p", null, state("off", "gone "), name(params.name ?? params.id), " is no runner of this cluster any more.")),
+    !chosen && (params.id ?? params.name) !== undefined && section("Runner", { class: "wide detail", id: "detail", aside: close() }, h("p", null, state("off", "gone "), name(params.name ?? params.id), " is no runner of this cluster any more.")),
     section("Runners", { class: "wide" }, table({
       label: "runners",
       rows: all,
@@ -51,6 +51,10 @@ function view({ params }) {
   );
 }
 
+function close() {
+  return h("a", { href: link("runners") }, "close");
+}
+
 function known(row, text) {
   return row.state === "no answer" ? h("span", { class: "dim" }, "no answer") : text;
 }
@@ -69,7 +73,7 @@ function detail(row) {
     ["clock differs by", duration(Math.abs(row.clock_offset_s ?? 0))],
     ["lease left", duration(row.lease_left_s)],
   ];
-  return section(row.name.length > 80 ? "Runner" : `Runner ${row.name}`, { class: "wide detail", id: "detail" },
+  return section(row.name.length > 80 ? "Runner" : `Runner ${row.name}`, { class: "wide detail", id: "detail", aside: close() },
     terms([
       ["state", stateOf(row)],
       ["id", name(row.id)],

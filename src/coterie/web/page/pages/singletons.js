@@ -57,7 +57,8 @@ function view({ params }) {
 function detail(called, line) {
   const stamp = `${line?.epoch}/${line?.leader}/${Math.floor(now() / 5_000)}`;
   const resource = use(address("singleton", { name: called }), stamp);
-  return section(called.length > 80 ? "Singleton" : `Singleton ${called}`, { class: "wide detail", id: "detail" }, asked(resource, "the singleton", (data) => shown(called, line ?? data.line, data)));
+  const back = h("a", { href: link("singletons") }, "close");
+  return section(called.length > 80 ? "Singleton" : `Singleton ${called}`, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the singleton", (data) => shown(called, line ?? data.line, data)));
 }
 
 function shown(called, line, data) {
