@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coterie.cli.commands import shards
 from coterie.cli.commands.status import text
-from coterie.cli.output import Screen, lasting, relative
+from coterie.cli.output import Screen, lasting, relative, took
 from coterie.entities.persisted.api import MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.observe.message_filter import state_of
@@ -102,6 +102,7 @@ def test_status_and_the_map_of_shards_fit_eighty_columns_and_use_more() -> None:
 )
 def test_what_is_shorter_than_a_second_is_no_zero(seconds: float, shown: str) -> None:
     assert lasting(seconds) == shown
+    assert took(seconds) == ("<1ms" if seconds == 0 else shown), "nothing that has ended took no time"
 
 
 @pytest.mark.parametrize(
