@@ -1,4 +1,4 @@
-"""The pruner on every engine: all that is due goes in one pass, and what should be gone is seen until it is (19a)."""
+"""The pruner on every engine: all that is due goes in one pass, and what should be gone is seen until it is."""
 
 from __future__ import annotations
 
