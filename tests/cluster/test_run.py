@@ -90,7 +90,7 @@ def test_one_runner_says_what_it_found_and_leaves_cleanly(folder: Path) -> None:
 def test_with_log_format_json_every_line_is_an_object(
     folder: Path, options: tuple[str, ...], joined: str, left: str
 ) -> None:
-    """Line 25: with workers the supervisor's lines were plain, and the program's own always."""
+    """With workers the supervisor's lines were plain, and the program's own always."""
     with (folder / "app.py").open("a") as app:
         app.write('\nimport logging\nlogging.getLogger("shop").warning("loaded before anything is set up")\n')
         app.write("@cluster.setup\n@__import__('contextlib').asynccontextmanager\nasync def shop():\n")

@@ -1,17 +1,29 @@
-"""The pruner on every engine: all that is due goes in one pass, and what should be gone is seen until it is (19a)."""
+"""The pruner on every engine: all that is due goes in one pass, and what should be gone is seen until it is."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
-from coterie.storage.interface import KvPut
+from coterie.storage.interface import KvPut, StateSave
 from coterie.storage.sqlite.storage import SqliteStorage
 from coterie.work.pruner import Pruner
+from tests.contract.messages import id_of, message
 from tests.contract.test_states import A
-from tests.contract.units import CRON, end_unit, grant, runner_a, start_unit, stored_unit, trigger_tick, unit_key
+from tests.contract.units import (
+    CRON,
+    LEADER,
+    end_unit,
+    grant,
+    runner_a,
+    start_unit,
+    stored_unit,
+    trigger_tick,
+    unit_key,
+)
 
 if TYPE_CHECKING:
     from coterie.storage.interface import Ownership, Storage
@@ -81,3 +93,37 @@ async def test_every_table_says_for_how_long_its_oldest_row_should_be_gone(
     assert (await pruner(storage).prune())["kv"] == 1
     assert await storage.kv.get("kept") is not None
     assert (await storage.overdue(retention_s=0, key_retention_s=0)).keys() == {"units"}, "it is kept for half a minute"
+
+
+async def test_messages_ticks_and_states_say_so_too_until_they_are_pruned(
+    storage: Storage, runner_a: Ownership
+) -> None:
+    """Each by its own time: of messages with a key that is `key_retention`."""
+    leader = await grant(runner_a, A, LEADER)
+    await trigger_tick(storage, await grant(runner_a, A, CRON))
+    await storage.messages.insert(message(1))
+    await storage.messages.insert(message(2, key="k"))
+    assert await storage.states.save(StateSave(leader, "importer", b"1", 0, 3600.0)) == "written"
+    assert await storage.overdue(retention_s=0, key_retention_s=0) == {}, "what goes on is not due"
+    ago_ns = int(((await storage.now()) - timedelta(seconds=100)).timestamp() * 1e9)
+    for table, change, at in (
+        ("messages", "status = 1", "completed_at"),
+        ("ticks", "outcome = 'ran'", "ended_at"),
+        ("states", "version = version", "expires_at"),
+    ):
+        await execute(
+            storage,
+            sqlite=f"update {table} set {change}, {at}_ns = {ago_ns}",
+            postgres=f"update coterie.{table} set {change}, {at} = now() - interval '100 s'",
+        )
+    late = await storage.overdue(retention_s=10, key_retention_s=3600)
+    assert late.keys() == {"messages", "ticks", "states"}
+    assert 89 < late["messages"] < 400
+    assert 89 < late["ticks"] < 400
+    assert 99 < late["states"] < 400
+    deleted = await pruner(storage, retention="40s", key_retention="1h").prune()
+    assert (deleted["messages"], deleted["ticks"], deleted["states"]) == (1, 1, 1)
+    assert await storage.overdue(retention_s=10, key_retention_s=3600) == {}
+    (kept,) = await storage.messages.look([id_of(1), id_of(2)])
+    assert kept.id == id_of(2)
+    assert (await storage.overdue(retention_s=10, key_retention_s=10)).keys() == {"messages"}

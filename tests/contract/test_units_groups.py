@@ -170,6 +170,19 @@ async def test_many_children_of_one_parent_end_in_one_group(storage: Storage, ru
     }
 
 
+async def test_children_of_several_parents_end_in_one_group_and_wake_each_of_them(
+    storage: Storage, runner_a: Ownership
+) -> None:
+    claim, other = await grant(runner_a), await grant(runner_a, A, S2)
+    parents = [(await start_unit(storage, f"p{n}", seat=S2)).unit for n in range(3)]
+    children = [(await start_unit(storage, f"c{n}", parent=each, waited_as="w")).unit for n, each in enumerate(parents)]
+    for each in parents:
+        await suspend_unit(storage, other, each, "w")
+    told = await asyncio.gather(*(end_unit(storage, claim, child, outcome=b"o") for child in children))
+    assert [each.told for each in told] == ["written"] * 3
+    assert [(await stored_unit(storage, each)).status for each in parents] == ["running"] * 3
+
+
 async def test_what_two_lives_of_a_process_write_meets_in_one_group(
     storage: Storage, runner_a: Ownership, runner_b: Ownership
 ) -> None:

@@ -19,18 +19,19 @@ CLUSTER = "c"
 THERE = frozenset({"23505"})
 """What a statement fails with that adds, if something stands there already."""
 
-_PACKAGE = "coterie.storage.postgres.sql"
+PACKAGE = "coterie.storage.postgres.sql"
+"""Where the `.sql` files stand."""
 SQL: Mapping[str, str] = {
-    **statements.load(_PACKAGE, "ownership.sql"),
-    **statements.load(_PACKAGE, "fenced_writes.sql"),
-    **statements.load(_PACKAGE, "leading.sql"),
-    **statements.load(_PACKAGE, "messages.sql"),
-    **statements.load(_PACKAGE, "ticks.sql"),
-    **statements.load(_PACKAGE, "units.sql"),
+    **statements.load(PACKAGE, "ownership.sql"),
+    **statements.load(PACKAGE, "fenced_writes.sql"),
+    **statements.load(PACKAGE, "leading.sql"),
+    **statements.load(PACKAGE, "messages.sql"),
+    **statements.load(PACKAGE, "ticks.sql"),
+    **statements.load(PACKAGE, "units.sql"),
     **{
         f"{part}_{name}": sql
         for part in ("kv", "machines", "secrets")
-        for name, sql in statements.load(_PACKAGE, f"{part}.sql").items()
+        for name, sql in statements.load(PACKAGE, f"{part}.sql").items()
     },
 }
 """The statements under test, by name; those of the key-value store as `kv_get` and so on."""

@@ -52,6 +52,16 @@ class Touch:
         return bool(writer.deeds & ({"update", "delete"} if "lock" in locker.deeds else {"delete"}))
 
 
+def writes(text: str) -> Iterator[re.Match[str]]:
+    """The places in a statement where it writes."""
+    return _WRITE.finditer(text)
+
+
+def behind(cause: str) -> Mapping[str, Deed]:
+    """What the schema does for a statement that does this, by table."""
+    return _BEHIND.get(cause, {})
+
+
 def touches(sql: Mapping[str, str]) -> list[Touch]:
     """What each statement does with each table that it changes or locks rows of."""
     found = []
@@ -108,7 +118,7 @@ def _texts(sql: object) -> Iterator[str]:
 
 def _deeds(text: str) -> dict[str, set[Deed]]:
     deeds: dict[str, set[Deed]] = {}
-    for match in _WRITE.finditer(text):
+    for match in writes(text):
         deed = match["deed"].split()[0]
         _add(deeds, match["table"], deed)
         if deed == "insert" and re.match(r"[^;]*?\bdo update\b", _part(text, match.start())):
@@ -118,10 +128,10 @@ def _deeds(text: str) -> dict[str, set[Deed]]:
         sources = [source for source in _SOURCE.finditer(inside) if match["alias"] in (None, source["alias"])]
         for source in sources:
             _add(deeds, source["table"], "key lock" if match["mode"] == "key share" else "lock")
-    behind = [f"delete {table}" for table, kinds in deeds.items() if "delete" in kinds]
-    behind += ["call forget_units"] if "coterie.forget_units" in text else []
-    for cause in behind:
-        for table, deed in _BEHIND.get(cause, {}).items():
+    causes = [f"delete {table}" for table, kinds in deeds.items() if "delete" in kinds]
+    causes += ["call forget_units"] if "coterie.forget_units" in text else []
+    for cause in causes:
+        for table, deed in behind(cause).items():
             _add(deeds, table, deed)
     return deeds
 

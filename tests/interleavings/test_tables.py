@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 
 import pytest
 
+from coterie.storage import migrations, statements
 from tests.interleavings.catalogue import catalogue
-from tests.interleavings.database import SQL
-from tests.interleavings.exempt_pairs import EXCUSES, FILES
+from tests.interleavings.database import PACKAGE, SQL
+from tests.interleavings.exempt_pairs import EXCUSES, FILES, FRAGMENTS
 from tests.interleavings.serial_pairs import serial_pairs
 from tests.interleavings.steps import Steps
-from tests.interleavings.tables import meeting, meetings, played, touches
+from tests.interleavings.tables import behind, meeting, meetings, played, touches, writes
 
 LOADED = {"ownership", "fenced_writes", "leading", "messages", "ticks", "units", "kv", "machines", "secrets"}
 
@@ -29,10 +31,43 @@ def test_no_excuse_is_out_of_date() -> None:
 
 
 def test_every_file_of_statements_is_looked_at_or_excused() -> None:
-    files = {
-        each.name for each in resources.files("coterie.storage.postgres.sql").iterdir() if each.name.endswith(".sql")
+    files = {each.name for each in resources.files(PACKAGE).iterdir() if each.name.endswith(".sql")}
+    assert files == {f"{name}.sql" for name in LOADED} | FILES.keys() | {FRAGMENTS}
+    for name in LOADED:
+        assert set(statements.load(PACKAGE, f"{name}.sql").values()) <= set(SQL.values()), f"{name}.sql is not played"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_is_excused_does_no_more_than_its_excuse_says(file: str) -> None:
+    found = {(each.table, deed) for each in touches(statements.load(PACKAGE, file)) for deed in each.deeds}
+    assert found == FILES[file].deeds
+
+
+@pytest.mark.parametrize("file", sorted({f"{name}.sql" for name in LOADED} | FILES.keys()))
+def test_every_word_of_a_statement_that_writes_is_understood(file: str) -> None:
+    """What is written in another way (`merge`, a table without its schema) would meet nothing, and pass."""
+    for name, text in statements.load(PACKAGE, file).items():
+        bare = re.sub(r"'[^']*'|--.*", "", text)
+        bare = re.sub(r"\bfor (no key )?update\b|\bdo update\b", "", bare)
+        words = re.findall(r"\b(insert|update|delete|merge|truncate|copy)\b", bare, re.IGNORECASE)
+        assert len(words) == len(list(writes(bare))), name
+
+
+def test_what_the_schema_does_for_a_statement_is_known() -> None:
+    """Foreign keys and functions write, too; there are no triggers."""
+    schema = "".join(each.sql for each in migrations.load("coterie.storage.postgres.migrations"))
+    schema = re.sub(r"--.*", "", schema)
+    assert "trigger" not in schema
+    assert "on update" not in schema
+    functions = set(re.findall(r"create (?:or replace )?function coterie\.(\w+)", schema))
+    assert functions == {"overtaken", "forget_units"}, "the first one raises, the second one stands in `behind`"
+    keys = {
+        f"{table}: {parent}, {deed}"
+        for table, columns in re.findall(r"create table coterie\.(\w+) \((.*?)\n\);", schema, re.DOTALL)
+        for parent, deed in re.findall(r"references coterie\.(\w+) \(\w+\)( on delete [a-z ]+)?", columns)
     }
-    assert files == {f"{name}.sql" for name in LOADED} | FILES.keys()
+    assert keys == {"leases: runners,  on delete cascade", "seats: runners,  on delete set null"}
+    assert behind("delete runners") == {"leases": "delete", "seats": "update"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from coterie import AlreadyResolved, Cluster, CoterieError, Entity, Leader, PersistenceError, Tick, Workflow, rpc
+from coterie import (
+    AlreadyResolved,
+    Cluster,
+    CoterieError,
+    Entity,
+    Leader,
+    PersistenceError,
+    Tick,
+    Workflow,
+    WorkflowFailed,
+    WorkflowInterrupted,
+    rpc,
+)
 from coterie.kernel.ids import Seat
 from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.sqlite import database, ownership
@@ -29,7 +41,8 @@ PROCEDURES = {
     "a runner appears: its lease, then its row": ("agree on settings", "register runner lease", "register runner"),
     "a runner is deleted: its row, then its lease": ("delete runner", "delete runner lease"),
     "a runner leaves: its seats, then itself": ("release seat", "delete runner", "delete runner lease"),
-    "a runner takes seats": ("acquire seats", "look after crons", "begin to lead"),
+    "a runner takes seats": ("acquire seats", "look after crons", "look after workflows", "begin to lead"),
+    "a runner draws ids: its machine id, then its mark": ("lease a machine id", "extend machine id"),
     "a tick is claimed, stepped, ends, and then its steps go": (
         "TickClaim",
         "open",
@@ -39,7 +52,8 @@ PROCEDURES = {
     ),
     "a leader introduces itself, loads its state, saves it": ("begin to lead", "load", "StateSave", "Stamp"),
     "a unit of a leader begins, is stepped and ends": ("open", "StepWrite of a singleton", "UnitEnd of a singleton"),
-    "a message is done, and what it sends": ("Commit",),
+    "a message fails, then is done, and what it sends": ("Setback", "Commit"),
+    "a workflow fails, then its children end": ("UnitEnd of a shard", "look after children"),
     "a workflow is stepped, starts a child, is suspended, ends": (
         "StepWrite of a shard",
         "start",
@@ -53,7 +67,32 @@ A commit by a client (a message stored, a workflow started, a deferred resolved)
 hint, which may be lost. A renewal is one, too.
 """
 ALONE = {"renew the lease"}
+_OPERATED = "one commit, asked for by people or by a client; what follows is a hint"
+_PRUNED = "one commit of a pruner, which goes on with the next pass"
+_AFTER_LOSS = "only after a kill: the workloads of the simulator kill there again and again"
+_DEPLOYED = "only with another program, and one commit: the interleavings play it against all others"
+_KEYS = "one commit, and its outcome is asked for by its stamp: tests/simulation/workloads/kv.py"
+_OTHERWISE = "the same as another statement, for many rows at once"
+NOT_RUN = {
+    "activity": {"add": _OPERATED, "purge": _PRUNED},
+    "kv": dict.fromkeys(("put", "insert_absent", "replace", "remove_expected", "remove", "clear"), _KEYS)
+    | {"purge": _PRUNED},
+    "leading": {"forget": _PRUNED, "remove": _PRUNED, "set_aside": "one commit, when a state cannot be read"},
+    "messages": dict.fromkeys(("cancel", "cancel_free", "revive", "revive_entity", "hasten", "remove"), _OPERATED)
+    | dict.fromkeys(("suspect", "mark", "lose"), _AFTER_LOSS)
+    | {"complete_all": _OTHERWISE, "discard": _OPERATED, "purge": _PRUNED},
+    "ownership": {"learn": _DEPLOYED, "redefine": _DEPLOYED, "note": "part of the commit that it is a note of"},
+    "schema": {"record": "a migration, in one transaction"},
+    "secrets": {"draw": "one commit, at the first start"},
+    "states": {"delete": "by forget(), in the commit of its message", "update_all": _OTHERWISE},
+    "ticks": dict.fromkeys(("pause", "resume", "trigger"), _OPERATED)
+    | {"adopt": _AFTER_LOSS, "begin": "part of the claim of a tick", "purge": _PRUNED, "purge_pauses": _PRUNED},
+    "units": {"interrupt": _OPERATED, "resume": _OPERATED, "purge_early": _PRUNED, "reopen": _AFTER_LOSS},
+}
+"""Statements that write and are not run here, by their file: why no kill after them is needed here."""
 DEPOSITS = 4
+FAILING = "2"
+"""The deposit whose first attempt fails."""
 
 
 @dataclass
@@ -64,6 +103,7 @@ class Ledger:
         labels: What was committed, in order, by runners.
         stored: Steps that were ever stored, by name.
         again: Steps that ran after that.
+        texts: The statements that were run.
     """
 
     labels: list[str] = field(default_factory=list)
@@ -73,6 +113,9 @@ class Ledger:
     saved: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     tokens: dict[str, str] = field(default_factory=dict)
+    texts: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    ids: list[int] = field(default_factory=list)
 
     async def do(self, name: str) -> str:
         """A step."""
@@ -114,6 +157,7 @@ def new_program(ledger: Ledger) -> tuple[Cluster, Any, Any]:
             async with leader.update() as state:
                 state.n += 1
             ledger.saved.append(leader.state.n)
+            ledger.ids.append(await cluster.next_id())
             async with leader.unit(f"page {leader.state.n}") as unit:
                 name = f"clerk {leader.state.n}"
                 await unit.step(name, ledger.do, name)
@@ -123,6 +167,9 @@ def new_program(ledger: Ledger) -> tuple[Cluster, Any, Any]:
     class Teller(Entity[Account]):
         @rpc(persisted=True, key="number")
         async def deposit(self, number: str, to: str) -> int:
+            if number == FAILING and to and number not in ledger.failed:
+                ledger.failed.add(number)
+                raise ConnectionError("it works the next time")
             self.state.total += 1
             if to:
                 await cluster.send(cluster.ref(Teller, to).deposit(number, ""))
@@ -145,7 +192,21 @@ def new_program(ledger: Ledger) -> tuple[Cluster, Any, Any]:
         await go.wait()
         return await workflow.step(f"end {run}", ledger.do, f"end {run}")
 
-    return cluster, Teller, trunk
+    @cluster.workflow
+    async def twig(workflow: Workflow, run: str) -> None:
+        await workflow.sleep("1h", name="until it is interrupted")
+
+    @cluster.workflow
+    async def broken(workflow: Workflow, run: str) -> None:
+        workflow.compensate("undo", ledger.do, f"undo {run}")
+        await asyncio.gather(workflow.child(twig, run, id=run), _fail(workflow))
+
+    return cluster, Teller, (trunk, broken, twig)
+
+
+async def _fail(workflow: Workflow) -> None:
+    await workflow.sleep("2s", name="until there is a child")
+    raise ValueError("on purpose")
 
 
 class Killer:
@@ -182,6 +243,12 @@ class Killer:
         def with_sql(storage: SqliteStorage, connection: Any, write: Any, starts: Any) -> Any:
             return seen([write], in_transaction(storage, connection, write, starts))
 
+        def traced(_: Any, text: str, __: Any) -> bool:
+            self._ledger.texts.add(text)
+            return True
+
+        for connection in (self._sim.database.main, self._sim.database.leases):
+            connection.exec_trace = traced
         with (
             patch.object(SimulatedDatabase, "_execute", executed),
             patch.object(SqliteStorage, "_run_closed", at_once),
@@ -228,7 +295,7 @@ def label(doing: str) -> str:
 async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
     """Run the program to the end of all its work, with one kill; at most, if there are not so many such commits."""
     ledger = Ledger()
-    cluster, teller, trunk = new_program(ledger)
+    cluster, teller, (trunk, broken, twig) = new_program(ledger)
 
     async def deposit(number: str) -> None:
         await cluster.send(cluster.ref(teller, "a").deposit(number, "b"))
@@ -240,6 +307,7 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
             await sim.advance(1)
             sim.runners[2].kill()
             handles = [await cluster.start_workflow(trunk, run, id=run) for run in ("1", "2")]
+            failing = await cluster.start_workflow(broken, "3", id="3")
             for number in range(DEPOSITS):
                 await _insist(partial(deposit, str(number)))
             for run in ("1", "2"):
@@ -250,6 +318,7 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
             await sim.start(1)
             await next(runner for runner in sim.runners if runner.alive).stop()
             results = [await handle.result(timeout="60s") for handle in handles]
+            ends = [await _end(failing), await _end(cluster.workflow_handle(twig, "3"))]
             await sim.advance(10)
             totals = [await _insist(cluster.ref(teller, who).total) for who in ("a", "b")]  # it may load the state
             ticks = await cluster.crons.history("bell")
@@ -257,9 +326,19 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
     assert ledger.again == [], "a step that was stored ran again"
     assert ledger.lost == []
     assert results == ["end 1", "end 2"]
+    assert ends == ["failed", "interrupted"]
+    assert "undo 3" in ledger.ran
+    assert len(ledger.ids) == len(set(ledger.ids))
     assert totals == [DEPOSITS, DEPOSITS]
     assert {tick.outcome for tick in ticks if tick.outcome} == {"ran"}
     return ledger
+
+
+async def _end(handle: Any) -> str:
+    try:
+        return f"done: {await handle.result(timeout='60s')}"
+    except (WorkflowFailed, WorkflowInterrupted) as error:
+        return "failed" if isinstance(error, WorkflowFailed) else "interrupted"
 
 
 async def _insist(ask: Any) -> Any:

@@ -54,7 +54,7 @@ def seconds(sim: Simulation) -> float:
 
 @pytest.mark.simulated(seeds=4)
 async def test_an_idle_hour_costs_next_to_nothing_and_changes_nothing() -> None:
-    """Line 27: it took 11 to 19 s of real time."""
+    """It took 11 to 19 s of real time."""
     cluster, account, _ = program()
     async with simulate(cluster, runners=3) as sim:
         await sim.advance("30s")

@@ -53,7 +53,7 @@ def program() -> tuple[Cluster, Seen]:
 
 
 def test_a_report_names_the_programs_work_with_runner_and_virtual_time() -> None:
-    """Line 27: it named callbacks of asyncio only."""
+    """It named callbacks of asyncio only."""
     cluster, seen = program()
 
     async def main() -> None:

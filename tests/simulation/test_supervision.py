@@ -31,7 +31,7 @@ ELSEWHERE = {
     *("accept connections", "watch certificates", "serve HTTP", "feed the page"),
     *("watch files", "report the runner"),
 }
-"""Not in the simulator: sockets, HTTP and commands; they have tests of their own."""
+"""Not in the simulator: sockets, HTTP and commands; tests/unit/test_standing_tasks_struck.py strikes them."""
 HERE = SUPERVISED.keys() - ELSEWHERE - {"hand over", "watch the lease keeper"}  # begun by a drain; waits for a thread
 
 

@@ -292,7 +292,7 @@ def read_all(descriptor: int) -> str:
 
 
 async def test_another_threads_loop_is_refused_in_our_words_wherever_it_asks(cluster: Cluster) -> None:
-    """Line 25: asyncio said that a future is attached to a different loop, or nothing at all and waited."""
+    """Asyncio said that a future is attached to a different loop, or nothing at all and waited."""
     calls: list[Callable[[], Awaitable[object]]] = [
         lambda: cluster.kv.get("a"),
         lambda: cluster.kv.set("a", 1),

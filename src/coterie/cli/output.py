@@ -166,6 +166,11 @@ def lasting(length: timedelta | float) -> str:
     return " ".join(part for part in parts if part)
 
 
+def took(length: timedelta | float | None, *, unknown: str = "-") -> str:
+    """How long something that has ended took, as `lasting`; the loop's clock has milliseconds, so 0 means `<1ms`."""
+    return unknown if length is None else lasting(length) if length else "<1ms"
+
+
 def relative(at: datetime, now: datetime) -> str:
     """`in 3m`, `12s ago`, `0.3s ago`."""
     seconds = (at - now).total_seconds()

@@ -205,6 +205,7 @@ def _is_whole(url: str) -> bool:
     host = authority.rpartition("@")[2]
     return (
         "#" not in rest
+        and authority.count("@") < 2  # the driver takes what follows the first one for the host, and looks that up
         and ("@" in authority or "@" not in begun)
         and not set(authority[: -len(host) or None]) & {*"[]"}
     )

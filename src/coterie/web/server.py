@@ -116,6 +116,8 @@ log = logging.getLogger("coterie")
 CLOSED_WITHIN_S = 1
 """Time limit for open responses, streams too, when the server closes: the runner has stopped, the process waits."""
 _SPARE_S = 1
+_TICK_S = 1.0
+"""Between two updates of the Date header."""
 
 
 class HttpServer(Service):
@@ -255,7 +257,7 @@ class _Server(uvicorn.Server):
         while not self.should_exit:
             await self.on_tick(0)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(_TICK_S):
                     await self._asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -76,6 +76,10 @@ def test_two_authorities_at_once_are_a_rotation(tmp_path: Path) -> None:
     assert differs(before.encode(), after.encode())
     assert not differs(before.encode(), between.encode())
     assert not differs(between.encode(), after.encode())
+    other = Authority(tmp_path, "other")
+    third = of(**vars(other.sign()))
+    assert differs(between.encode(), third.encode()) == "they have no authority in common (tls_ca)"
+    assert differs(of(OLD, NEW).encode(), of("another-secret-of-theirs").encode()) == "they have no secret in common"
 
 
 def test_who_shows_nothing_is_not_judged() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coterie.cli.commands import cron
 from coterie.cli.commands.cron import text
+from coterie.cli.output import Screen
 from coterie.cron.api import preview
 from coterie.cron.schedule import Schedule
 from tests.unit.cli.command_runner import coterie, require_golden, transcript
@@ -102,6 +105,13 @@ def test_a_trigger_waits_for_the_end(acted_on: Served, capsys: pytest.CaptureFix
     told = json.loads(coterie(capsys, "cron", "trigger", "invoices", "--yes", "--json", "--url", url).out)
     assert (told["kind"], told["outcome"], told["runner"], told["epoch"]) == ("manual", "ran", "web-1", 1)
     assert len(json.loads(coterie(capsys, "cron", "history", "invoices", "--json", "--url", url).out)) == 2
+
+
+def test_how_long_a_triggered_tick_took_is_no_zero() -> None:
+    ctx: Any = SimpleNamespace(screen=Screen(colour=False))
+    for length, said in ((timedelta(milliseconds=3), "3ms"), (timedelta(0), "<1ms"), (timedelta(minutes=2), "2m")):
+        tick: Any = SimpleNamespace(outcome="ran", took=length)
+        assert cron._ended(ctx, tick).endswith(f"finished in {said}")
 
 
 def test_a_trigger_asks_first_and_does_nothing_if_declined(

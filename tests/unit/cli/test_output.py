@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coterie.cli.commands import shards
 from coterie.cli.commands.status import text
-from coterie.cli.output import Screen, lasting, relative
+from coterie.cli.output import Screen, lasting, relative, took
 from coterie.entities.persisted.api import MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.observe.message_filter import state_of
@@ -27,7 +27,7 @@ ROW = ("7" * 32, "Account/alice.charge", "waiting", "3", "ConnectionRefusedError
 
 
 def test_a_table_fits_the_terminal_and_its_first_column_is_whole() -> None:
-    """Line 25: it did not fit 80 columns."""
+    """It did not fit 80 columns."""
     shown = FixedScreen(80).table(COLUMNS, [ROW], right=("FAILED",), spare=("FAILED",))
     assert max(map(len, shown.splitlines())) <= 80
     assert "7" * 32 in shown
@@ -102,6 +102,7 @@ def test_status_and_the_map_of_shards_fit_eighty_columns_and_use_more() -> None:
 )
 def test_what_is_shorter_than_a_second_is_no_zero(seconds: float, shown: str) -> None:
     assert lasting(seconds) == shown
+    assert took(seconds) == ("<1ms" if seconds == 0 else shown), "nothing that has ended took no time"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_what_was_just_now_is_said_so(seconds: float, shown: str) -> None:
     [(-5, -5, "waiting"), (0.2, 0.2, "waiting"), (-5, 60, "scheduled"), (-60, -1, "waiting"), (0.2, 60, "scheduled")],
 )
 def test_a_message_that_is_due_at_once_is_never_scheduled(sent_s: float, due_s: float, state: str) -> None:
-    """Line 25: one that was sent after the clock was read was "scheduled, due 0s ago"."""
+    """One that was sent after the clock was read was "scheduled, due 0s ago"."""
     message = MessageInfo(
         id=MessageId("1"),
         entity="Account/a",

@@ -81,6 +81,9 @@ def test_a_value_is_given_once(ask: Ask, stored: Stored) -> None:
     started(stored, "order-2")
     token = json.loads(ask("workflows", "show", "checkout/order-2", "--json").out)["deferreds"]["approval"]
     require_golden("workflows_resolve_refused", transcript(ask("workflows", "resolve", token, '"yes"')))
+    unfit = ask("workflows", "resolve", token, "7", "--yes")
+    assert unfit.code == 1
+    assert 'deferred "approval" of workflow:checkout/order-2 takes str: it is 7' in unfit.err
     require_golden("workflows_resolve_dry", transcript(ask("workflows", "resolve", token, '"yes"', "--dry-run")))
     require_golden("workflows_resolve", transcript(ask("workflows", "resolve", token, '"yes"', "--yes")))
     assert ended(stored, "order-2") == "done"

@@ -401,7 +401,7 @@ def test_the_oldest_message_is_named_with_its_runner_and_how_many_shards_have_su
 
 
 @pytest.mark.parametrize(("late_s", "status"), [(600.0, None), (600.1, "degraded"), (1e6, "degraded")])
-def test_19a_pruning_that_is_behind_is_told(late_s: float, status: Status | None) -> None:
+def test_pruning_that_is_behind_is_told(late_s: float, status: Status | None) -> None:
     reasons = judge(cluster(unpruned={"units": late_s, "kv": 3.0})).reasons
     assert [reason.status for reason in reasons] == ([] if status is None else [status])
     for reason in reasons:

@@ -74,7 +74,7 @@ def test_a_percentile_lies_where_the_counts_are(counts: list[int], share: float)
 
 
 async def test_stored_messages_are_part_of_what_a_runner_handles() -> None:
-    """Line 25: `status` and `top` said 0/s under 200 persisted messages a second."""
+    """`status` and `top` said 0/s under 200 persisted messages a second."""
     cluster = Cluster("sqlite://", shards=2)
 
     class Ledger(Entity[None]):

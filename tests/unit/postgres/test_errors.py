@@ -20,7 +20,7 @@ from tests.unit.postgres.conftest import SHORT
     ],
 )
 def test_a_server_without_room_is_told_as_such(error: asyncpg.PostgresError, hint: str) -> None:
-    """Line 25: "is the server running?" was said of a server that had answered."""
+    """It said "is the server running?" of a server that had answered."""
     refused = errors.refusal(error, doing="save")
     assert hint in refused.hint
     assert errors.hopeless(error) is None, "another try may help"

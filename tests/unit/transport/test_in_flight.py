@@ -325,5 +325,5 @@ async def test_a_request_whose_time_is_over_expires_and_its_frame_is_one_that_th
 
 @pytest.mark.parametrize(("within_s", "shown"), [(-0.015, "within 0s"), (0.25, "within 0.25s")])
 def test_nobody_has_waited_for_less_than_nothing(within_s: float, shown: str) -> None:
-    """Line 25: "no reply from runner a within -0.015s"."""
+    """It said "no reply from runner a within -0.015s"."""
     assert shown in in_flight.late("a", within_s).message

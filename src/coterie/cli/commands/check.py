@@ -314,7 +314,7 @@ class History:
             "holders": f"{self.holders.rows:,} seats, each free or held by one runner that takes part",
             "fence": f"{self.fence.rows:,} writes, {self._fenced()}",
             "states": f"{self.states.rows:,} versions, none that follows a newer epoch",
-            "ticks": f"{ticks.rows:,} of {self._crons:,} crons, none decided twice, {ticks.open:,} not over",
+            "ticks": f"{ticks.rows:,} of {plural(self._crons, 'cron')}, none decided twice, {ticks.open:,} not over",
             "messages": f"{messages.rows:,} have ended, {messages.dead:,} of them dead, the others with a reply",
         }
         return Finding(what, texts[what])

@@ -29,7 +29,7 @@ from coterie.cli.client import (
     refuse,
     refusing,
 )
-from coterie.cli.output import Screen, echo, lasting, relative
+from coterie.cli.output import Screen, echo, lasting, relative, took
 from coterie.cli.output import as_json as to_json
 from coterie.kernel.clock import SystemClock, to_datetime
 from coterie.observe.failures import worded
@@ -105,13 +105,13 @@ async def _begun(ctx: ClientCommand, tick: TickInfo) -> TickInfo:
 
 
 def _ended(ctx: ClientCommand, tick: TickInfo) -> str:
-    took = "" if tick.took is None else f" in {tick.took.total_seconds():.1f}s"
+    within = "" if tick.took is None else f" in {took(tick.took)}"
     if tick.outcome == "ran":
-        return f"{ctx.screen.glyph('good')} finished{took}"
+        return f"{ctx.screen.glyph('good')} finished{within}"
     if tick.outcome == "skipped":
         return f"{ctx.screen.glyph('warn')} skipped: {tick.reason}"
     why = f": {worded(tick.errors[-1], texts=True)}" if tick.errors else ""
-    return f"{ctx.screen.glyph('bad')} failed{took}{why}"
+    return f"{ctx.screen.glyph('bad')} failed{within}{why}"
 
 
 def _next_run(info: CronInfo, now: datetime) -> str:
@@ -304,7 +304,7 @@ def table(screen: Screen, lines: Iterable[CronLine], now: datetime, *, full: boo
             *((each.explained or "not known yet", each.runner or "none") if full else ()),
             _next(screen, each, now),
             screen.time(each.last_run_at, now),
-            "" if each.took_s is None else lasting(each.took_s),
+            took(each.took_s, unknown=""),
             result_of(screen, each),
         )
         for each in lines
@@ -359,7 +359,7 @@ def _ticks(screen: Screen, ticks: Sequence[TickInfo], now: datetime) -> str:
             each.kind,
             "-" if each.started_at is None else screen.time(each.started_at, now),
             "-" if each.late is None else lasting(each.late),
-            "-" if each.took is None else lasting(each.took),
+            took(each.took),
             str(each.attempt),
             each.runner or "-",
             _outcome(screen, each),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from coterie.cli.run import events
-from coterie.errors import CoterieError
+from coterie.errors import ShuttingDown
 from coterie.kernel.ids import Seat
 from coterie.settings.secret import redacted_url
 from coterie.storage.engines import file_of
@@ -68,11 +68,13 @@ class Reporter:
 
     async def follow(self, runner: Runner) -> None:
         """Report that it has joined, and what it leads from then on."""
-        with suppress(CoterieError):  # it is stopped before it was ready
+        try:
             await runner.ready()
-            shards = len(_shards(runner.seats))
-            self._report(events.RunnerJoined(runner=runner.name, shards=shards, served=self._served))
-            await self._report_shards(runner, shards)
+        except ShuttingDown:  # it is stopped before it was ready
+            return
+        shards = len(_shards(runner.seats))
+        self._report(events.RunnerJoined(runner=runner.name, shards=shards, served=self._served))
+        await self._report_shards(runner, shards)
 
     async def _report_shards(self, runner: Runner, reported: int) -> None:
         led: dict[str, int] = {}
