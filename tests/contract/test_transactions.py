@@ -130,6 +130,21 @@ async def test_workflows_are_started_with_the_rows(storage: Storage, claim: Clai
         transaction.start(run(4), then=then.clear)
 
 
+async def test_a_workflow_that_comes_while_the_transaction_is_committed_is_refused(
+    storage: Storage, claim: Claim, orders: None
+) -> None:
+    """B3: it would never be started. A task that the handler left behind may try."""
+    transaction = storage.transaction(limit_s=LONG_S)
+    await transaction.execute("insert into orders values (1, 'mine', null)")
+    committing = asyncio.create_task(transaction.commit(Commit(claim)))
+    await asyncio.sleep(0)
+    assert not committing.done()
+    with pytest.raises(PersistenceError, match="it has ended"):
+        transaction.start(run(1), then=int)
+    assert await committing == "written"
+    assert await started(storage, 1) == [False]
+
+
 async def test_a_transaction_that_only_starts_a_workflow_has_a_commit(storage: Storage, claim: Claim) -> None:
     transaction = storage.transaction(limit_s=LONG_S)
     transaction.start(run(1), then=int)

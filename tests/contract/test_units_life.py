@@ -198,6 +198,14 @@ class TestResolve:
         assert await storage.ticks.note(note) == "written"
         assert await resolve(storage, unit, life=life) == "over"
 
+    async def test_a_unit_that_is_named_as_no_tick_takes_nothing(self, storage: Storage, runner_a: Ownership) -> None:
+        """As a newer version of the program may name them."""
+        unit, life = await trigger_tick(storage, await grant(runner_a, A, CRON))
+        other = unit.replace("/manual/", "/other/")
+        assert other != unit
+        assert tick_of_unit(other) is None
+        assert await resolve(storage, other, life=life) == "over"
+
     @pytest.mark.parametrize("first", [{"value": b"1"}, {"value": None, "error": "no"}, {"value": b""}])
     async def test_the_first_one_counts(self, storage: Storage, runner_a: Ownership, first: dict[str, Any]) -> None:
         claim, _ = await grant(runner_a), await start_unit(storage)

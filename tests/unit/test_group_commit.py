@@ -158,6 +158,20 @@ async def test_stopping_tells_everybody_who_waits() -> None:
         await writer.write(put("late"))
 
 
+async def test_a_write_that_queues_in_the_turn_in_which_the_loop_ends_is_told_so() -> None:
+    """`asyncio.run` cancels all tasks at its end; a handler's `finally` may still write in that turn."""
+    writer = GroupWriter(Engine().commit)
+    await writer.start()
+    await turns()
+    (fold,) = writer.tasks._tasks
+    fold.cancel()
+    last = writer.submit(put("a"))
+    await writer.stop()
+    with pytest.raises(PersistenceError) as caught:
+        await last
+    assert caught.value.outcome == "unreachable"
+
+
 async def test_stopping_during_a_rerun_tells_those_who_were_not_run_again() -> None:
     async def commit(writes: Sequence[Write]) -> list[Any]:
         if len(writes) == 1:

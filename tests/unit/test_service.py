@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from coterie.errors import NotStarted, ShuttingDown
 from coterie.kernel.service import Service, State
+from coterie.ownership.lease_thread import ThreadSideLoop
+from coterie.storage.sqlite.database import open_memory
+from coterie.storage.sqlite.executor import ThreadExecutor
 from tests.unit.service_cases import CASES, ServiceCase, Watched
 
 if TYPE_CHECKING:
@@ -352,3 +356,21 @@ async def act_stop(watched: Watched) -> None:
         assert watched._stop_fails
     assert watched.service.state is State.STOPPED
     assert watched.stopped == watched.starts
+
+
+@pytest.mark.parametrize(
+    "make", [ThreadSideLoop, lambda: ThreadExecutor(open_memory, what="executor")], ids=["lease keeper", "executor"]
+)
+async def test_a_thread_that_the_system_has_no_room_for_fails_the_start(
+    make: Callable[[], Service], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    service = make()
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(RuntimeError, match="can't start"):
+            await service.start()
+    assert service.state is State.STOPPED
+    assert caplog.records == [], "its stop has nothing to wait for"

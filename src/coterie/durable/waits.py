@@ -108,14 +108,14 @@ class WaitingWork(Journal):
         """Wait for the value of a deferred."""
         takes = msgspec.msgpack.encode(schema.describe(type))
         row = await self.begin_waiting(place, due_s=timeout_s, takes=takes)
-        if not row.done:
+        if not row.done and row.due_at is None:
+            value = await self.wait_value(place.name)
+            if value.error is not None:
+                raise await self.after_others(DeferredRejected(unit=self.unit, name=place.name, problem=value.error))
+            return self._value(place, type, value.value)
+        if not row.done:  # store whether value or timeout came first
             found = await self._wait(place.name, row.due_at)
-            if row.due_at is not None:  # store whether value or timeout came first
-                row = await self._store_first(place, found, timeout_s or 0.0)
-            elif found is not None and found.error is not None:
-                raise await self.after_others(DeferredRejected(unit=self.unit, name=place.name, problem=found.error))
-            elif found is not None:
-                return self._value(place, type, found.value)
+            row = await self._store_first(place, found, timeout_s or 0.0)
         if row.error is not None:
             raise await self.after_others(failure.unpack(row.error))
         return self._value(place, type, row.value)

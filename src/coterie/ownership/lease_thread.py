@@ -89,9 +89,14 @@ class ThreadSideLoop(Service):
         self._here = asyncio.get_running_loop()
         self._here_id = threading.get_ident()
         self._ended: asyncio.Future[None] = self._here.create_future()
-        self._there = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._live, args=(self._there,), name=self.what, daemon=True)
-        self._thread.start()
+        there = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._live, args=(there,), name=self.what, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no room for another thread
+            there.close()
+            raise
+        self._there, self._thread = there, thread
 
     async def _stop(self) -> None:
         if self._there is None or self._thread is None:

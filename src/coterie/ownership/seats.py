@@ -302,7 +302,9 @@ class HeldSeats:
 
     async def move(self, seat: str, target: str | None) -> None:
         """Drain a seat, release it, and notify its target. Runs in its own task."""
-        holding = self._held[seat]
+        holding = self._held.get(seat)
+        if holding is None:  # it was given up before this task began
+            return
         assert holding.moving is None, f"{seat} is moving already"
         holding.moving = asyncio.current_task()
         try:
@@ -315,10 +317,9 @@ class HeldSeats:
         holding.tenure.ended = True
         try:
             await retry_until_done(lambda: self._release(seat, holding.tenure.epoch), what=f"the release of {seat}")
-        except Exception:
-            if self._held.get(seat) is holding:
-                del self._held[seat]
-                self._owed[seat] = holding.tenure.epoch  # the next pass releases it
+        except Exception:  # it was not given up meanwhile: that would have cancelled this
+            del self._held[seat]
+            self._owed[seat] = holding.tenure.epoch  # the next pass releases it
             raise
         del self._held[seat]
         self._released(seat, holding.tenure.epoch, target)

@@ -199,8 +199,8 @@ class UserTransaction:
         return self._began + self._limit_s
 
     def _stop_the_clock(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        assert self._timer is not None, "it runs since the first statement"
+        self._timer.cancel()
 
     def _expire(self) -> None:
         if not self._ended:

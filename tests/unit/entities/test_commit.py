@@ -256,6 +256,15 @@ async def test_what_is_too_large_is_a_failed_attempt() -> None:
         assert "the state of Vast/b: 70,0" in ground.messages.rows[vast].errors[0].error
 
 
+async def test_a_volatile_call_may_reply_what_it_likes_and_leaves_no_state_that_is_too_large() -> None:
+    """R1: its reply is not stored."""
+    async with stored(Vast, frame_limit="64KiB") as ground:
+        assert await ground.call("a", "reply_quickly", 70_000) == "x" * 70_000
+        with pytest.raises(RemoteError, match="the state of Vast/a: 70,0"):
+            await ground.call("a", "grow_quickly", 70_000)
+        assert await ground.call("a", "grow_quickly", 60_000) == 1, "nothing is left of the one before"
+
+
 class Vast(Entity[list[str]]):
     @rpc(persisted=True)
     async def reply(self, size: int) -> str:
@@ -264,6 +273,15 @@ class Vast(Entity[list[str]]):
     @rpc(persisted=True)
     async def grow(self, size: int) -> None:
         self.state.append("x" * size)
+
+    @rpc
+    async def reply_quickly(self, size: int) -> str:
+        return "x" * size
+
+    @rpc
+    async def grow_quickly(self, size: int) -> int:
+        self.state.append("x" * size)
+        return len(self.state)
 
 
 async def test_m7_a_declared_error_of_a_volatile_call_takes_back_the_state_and_commits_nothing() -> None:

@@ -130,3 +130,18 @@ async def test_a_thread_that_is_not_there_any_more_has_no_stack() -> None:
     aside = ThreadSideLoop()
     aside._here_id = -1
     assert aside.stack() == ""
+
+
+async def test_a_stop_that_is_cut_short_by_the_end_of_the_loop_is_no_error_when_the_thread_ends() -> None:
+    """`asyncio.run` cancels all tasks at its end, also the one that waits for the thread."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    aside = ThreadSideLoop()
+    await aside.start()
+    aside._ended.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await aside.stop()
+    assert aside._thread is not None
+    await asyncio.to_thread(aside._thread.join)
+    await asyncio.sleep(0)
+    assert reported == []

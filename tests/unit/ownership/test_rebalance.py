@@ -445,3 +445,22 @@ def test_targets_are_computed_anew_only_when_the_view_has_changed(monkeypatch: p
     assert len(computed) == 1
     plan.learn(view([A], shards(3)), now_ns=3 * S, renewals=3)
     assert len(computed) == 2
+
+
+def test_who_is_next_for_a_free_seat_is_computed_once_for_each_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+
+    def counted(*args: Any) -> list[str]:
+        computed.append(args)
+        return order(*args)
+
+    members = [A, B, C]
+    _, second, third = lone(members, nightly())
+    plan = learned(third, view(members, [nightly()]))
+    monkeypatch.setattr(assignment, "order", counted)
+    assert [plan.acquire([], second * S) for second in (6, 8, 10)] == [[], [], [NIGHTLY]]
+    assert len(computed) == 1
+    members = [each for each in members if each.id != second]
+    plan.learn(view(members, [nightly()]), now_ns=11 * S, renewals=11)
+    assert plan.acquire([], 11 * S) == [NIGHTLY]
+    assert len(computed) == 2, "another runner has gone"

@@ -260,6 +260,14 @@ async def test_a_move_under_way_ends_when_everything_is_given_up(stage: SeatsUnd
     assert stage.desk.released == [("a", 1), ("b", 7)]
 
 
+async def test_a_move_that_had_not_begun_when_everything_was_given_up_does_nothing(stage: SeatsUnderTest) -> None:
+    move = asyncio.create_task(stage.holdings.move("a", "other"))
+    stage.holdings.give_up("test")
+    await move
+    assert stage.occupants["a"].log == ["abandon"]
+    assert (stage.offers, stage.desk.released) == ([], [])
+
+
 def refuse(stage: SeatsUnderTest, *names: str, error: Exception | None = None) -> None:
     """The database refuses to release these, once each."""
     left, release = set(names), stage.desk.release
@@ -282,6 +290,14 @@ async def test_a_release_that_fails_by_a_bug_is_owed_and_the_move_fails(stage: S
     assert stage.holdings.checksum == checksum({"a": 1, "b": 7})
     await stage.holdings.repay()
     assert stage.desk.released == [("a", 1)]
+
+
+async def test_a_release_that_the_database_refuses_is_tried_again_before_the_seat_is_offered(
+    stage: SeatsUnderTest,
+) -> None:
+    refuse(stage, "a")
+    await stage.holdings.move("a", "other")
+    assert (stage.desk.released, stage.offers) == ([("a", 1)], [("a", 1, "other")])
 
 
 async def test_of_seats_that_leave_together_a_refused_one_does_not_keep_the_others(stage: SeatsUnderTest) -> None:

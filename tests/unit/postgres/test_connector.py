@@ -18,7 +18,7 @@ from coterie.storage.postgres.connector import (
     session_settings,
     without_password,
 )
-from coterie.storage.postgres.session import deadline
+from coterie.storage.postgres.session import PostgresSession, deadline
 from coterie.testing.proxy import Proxy, free_port
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage
 
@@ -140,3 +140,35 @@ async def test_every_session_is_set_up(postgres_server: Server, postgres_url: st
         assert session._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert session._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
         await session.close()
+
+
+@pytest.mark.postgres
+async def test_a_standby_counts_as_a_server_that_cannot_be_reached(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresSession, "standby", True)
+    with pytest.raises(PersistenceError, match=r"the server is a standby \(2 tries in") as caught:
+        await connector(postgres_url).connect("work", tries=2)
+    assert caught.value.outcome == "unreachable"
+    session = await connector(postgres_url).connect("work", tries=1, standby=True)
+    await session.close()
+
+
+@pytest.mark.postgres
+async def test_a_socket_of_the_file_system_gets_no_tcp_options(own_server: Server, postgres_url: str) -> None:
+    url = f"postgresql://postgres@/{database_of(postgres_url)}?host={own_server.directory}&port={own_server.port}"
+    session = await connector(url).connect("work", tries=1)
+    assert session._socket is not None
+    assert session._socket.family == socket.AF_UNIX
+    await session.close()
+
+
+@pytest.mark.postgres
+async def test_tcp_options_that_the_system_lacks_are_left_out(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")  # as on macOS
+    session = await connector(postgres_url).connect("work", tries=1)
+    assert session._socket is not None
+    assert session._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
+    await session.close()

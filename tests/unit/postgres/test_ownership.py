@@ -69,6 +69,18 @@ async def end(url: str, name: str) -> None:
         )
 
 
+async def test_a_dedicated_session_of_a_server_that_became_read_only_is_dropped(storage: PostgresStorage) -> None:
+    """As after a failover behind one name: the next session may be on the new server."""
+    async with storage.ownership(A) as session:
+        dedicated = session._dedicated
+        with pytest.raises(PersistenceError, match="as asked") as caught:
+            await dedicated.write("do $$ begin raise exception 'as asked' using errcode = '25006'; end $$")
+        assert caught.value.outcome == "refused"
+        with pytest.raises(PersistenceError, match="was closed") as caught:
+            await dedicated.read("select 1")
+        assert caught.value.outcome == "unreachable"
+
+
 # The lock and the name.
 
 

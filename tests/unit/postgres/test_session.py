@@ -17,7 +17,7 @@ from coterie.storage.postgres import ConnectionLimits, PostgresStorage
 from coterie.storage.postgres.errors import Lost
 from coterie.storage.postgres.session import deadline
 from tests.support.loop_time import LoopTime
-from tests.unit.postgres.conftest import SHORT, new_storage, until
+from tests.unit.postgres.conftest import LONG, SHORT, database_of, new_storage, until
 from tests.unit.postgres.silent_proxy import Proxy
 
 if TYPE_CHECKING:
@@ -104,6 +104,49 @@ async def test_an_open_transaction_does_not_come_back_to_the_pool(postgres_url: 
         over = asyncio.get_running_loop().time() + 5
         async with storage.pool.session(over=over) as session:
             await session.execute("begin", over=over)
+        assert storage.pool.open == 0
+
+
+async def test_a_write_whose_connection_is_lost_under_it_has_an_unknown_outcome(
+    postgres_server: Server, postgres_url: str
+) -> None:
+    """It is not repeated: it may have happened."""
+    async with new_storage(postgres_url, pool_size=1, limits=LONG) as storage:
+        writing = asyncio.create_task(storage.pool.write("select pg_sleep(600)"))
+        name = database_of(postgres_url)
+        sleeping = f"select pid from pg_stat_activity where datname = '{name}' and wait_event = 'PgSleep'"
+        await until(lambda: bool(postgres_server.execute(sleeping)))
+        postgres_server.execute(f"select pg_terminate_backend(pid, 5000) from ({sleeping}) as s")
+        with pytest.raises(PersistenceError, match="terminating connection") as caught:
+            await writing
+        assert caught.value.outcome == "unknown"
+
+
+async def test_a_session_of_a_server_that_became_read_only_is_dropped_and_a_read_repeated_on_another(
+    postgres_server: Server, postgres_url: str
+) -> None:
+    """As after a failover behind one name."""
+    postgres_server.execute(
+        "create sequence tries",
+        """create function once() returns integer language plpgsql as $$ begin
+            if nextval('public.tries') = 1 then raise exception 'as asked' using errcode = '25006'; end if;
+            return pg_backend_pid(); end $$""",
+        database=database_of(postgres_url),
+    )
+    async with new_storage(postgres_url, pool_size=1) as storage:
+        before = (await storage.pool.read("select pg_backend_pid()"))[0][0]
+        assert (await storage.pool.read("select public.once()"))[0][0] != before
+
+
+async def test_who_waits_for_a_session_while_the_pool_is_closed_is_told_so(postgres_url: str) -> None:
+    async with new_storage(postgres_url, pool_size=1) as storage:
+        async with storage.pool.session(over=deadline(60)):
+            waiting = asyncio.create_task(storage.pool.read("select 1"))
+            await asyncio.sleep(0)
+            await storage.pool.close()
+            assert not waiting.done()
+        with pytest.raises(ShuttingDown):
+            await waiting
         assert storage.pool.open == 0
 
 

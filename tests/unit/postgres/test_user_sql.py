@@ -14,7 +14,7 @@ from coterie.storage.postgres import user_sql
 from coterie.storage.postgres.session import PostgresSession, deadline
 from coterie.storage.postgres.user_sql import PostgresUserSql
 from tests.contract.messages import S1, A, change, id_of, joined, message, statuses, take
-from tests.unit.postgres.conftest import database_of, new_storage, stranger, until
+from tests.unit.postgres.conftest import LONG, database_of, new_storage, stranger, until
 from tests.unit.postgres.silent_proxy import Proxy
 
 if TYPE_CHECKING:
@@ -47,6 +47,16 @@ async def a(storage: PostgresStorage) -> AsyncIterator[Ownership]:
 @pytest.fixture
 async def claim(a: Ownership) -> Claim:
     return await take(a, A)
+
+
+def ground_of(storage: PostgresStorage) -> PostgresUserSql:
+    """A transaction as the engine sees it: without a clock here, and without a commit."""
+
+    async def nothing(*_: Any) -> Any:
+        raise AssertionError("not used")
+
+    pool, connector = storage.undertakings.pool, storage._connector
+    return PostgresUserSql(pool, connector, limits=storage._limits, started=nothing, written=nothing)
 
 
 def waits_in_commit(server: Server, url: str) -> bool:
@@ -110,6 +120,50 @@ async def test_a_session_that_went_while_it_was_idle_is_replaced_unseen(
             (row,) = await transaction.fetch("select pg_backend_pid() as pid")
             await transaction.rollback()
             await other.execute(f"select pg_terminate_backend({row['pid']}, 5000)")
+
+
+async def test_a_session_whose_loss_shows_only_when_it_is_used_is_replaced_too(
+    postgres_server: Server, storage: PostgresStorage
+) -> None:
+    transaction = storage.transaction(limit_s=LONG_S)
+    (before,) = await transaction.fetch("select pg_backend_pid() as pid")
+    await transaction.rollback()
+    assert storage.undertakings.pool.open == 1
+    postgres_server.execute(f"select pg_terminate_backend({before['pid']}, 5000)")  # the loop does not turn here
+    transaction = storage.transaction(limit_s=LONG_S)
+    (after,) = await transaction.fetch("select pg_backend_pid() as pid")
+    await transaction.rollback()
+    assert after["pid"] != before["pid"]
+
+
+async def test_a_server_that_refuses_the_opening_is_asked_once(
+    storage: PostgresStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_sql, "_THEIRS", ("a_setting_of_another_version",))
+    transaction = storage.transaction(limit_s=5.0)
+    with pytest.raises(PersistenceError, match="a_setting_of_another_version") as caught:
+        await transaction.fetch("select 1 as one")
+    assert caught.value.outcome == "refused"
+
+
+async def test_a_server_that_does_not_answer_the_opening_is_told_at_the_limit(
+    own_server: Server, postgres_url: str
+) -> None:
+    """No other session is tried then, although there is an idle one."""
+    async with Proxy(own_server.port) as proxy:
+        url = postgres_url.replace(f":{own_server.port}", f":{proxy.port}")
+        async with new_storage(url, limits=LONG) as storage:
+            grounds = [ground_of(storage) for _ in range(2)]
+            for ground in grounds:
+                await ground.begin(over=deadline(LONG_S))
+            for ground in grounds:
+                await ground.close()
+            proxy.silent = True
+            with pytest.raises(PersistenceError, match="no answer within") as caught:
+                await grounds[0].begin(over=deadline(0.2))
+            assert caught.value.outcome == "unreachable"
+            assert storage.undertakings.pool.open == 1
+            proxy.cut()
 
 
 async def test_a_refused_commit_is_refused_and_not_unknown(
@@ -244,11 +298,7 @@ async def test_the_server_ends_what_a_frozen_process_cannot(
     """M12: nobody here looks at a clock; also as an older server does it."""
     monkeypatch.setattr(user_sql, "_TIMED", timed)
     monkeypatch.setattr(PostgresSession, "_ring", lambda *_: None)
-
-    async def nothing(*_: Any) -> Any:
-        raise AssertionError("not used")
-
-    ground = PostgresUserSql(storage.pool, storage._connector, limits=storage._limits, started=nothing, written=nothing)
+    ground = ground_of(storage)
     async with stranger(postgres_url) as other:
         await other.execute("create table orders (id integer); insert into orders values (1)")
         await ground.begin(over=deadline(3.0))

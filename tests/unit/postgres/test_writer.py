@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import PersistenceError
+from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import KvPut, KvRemove, KvSwap
 from coterie.storage.postgres import ConnectionLimits, PostgresStorage
+from coterie.storage.postgres.writer import SQL
+from tests.contract.messages import id_of, message, statuses
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage, stranger, until
 
 if TYPE_CHECKING:
@@ -145,6 +148,35 @@ async def test_what_does_not_pass_is_refused_in_the_end(
         assert caught.value.outcome == "refused"
         found = postgres_server.execute("select last_value from public.tries", database=database_of(postgres_url))
         assert found[0][0] == tries
+
+
+async def test_a_message_that_hurts_a_constraint_of_others_is_refused(
+    postgres_server: Server, postgres_url: str
+) -> None:
+    """It is not one that is stored already, although the server says the same of both."""
+    async with new_storage(postgres_url) as storage:
+        script = [each.replace("coterie.kv", "coterie.messages") for each in failing("23505", times=10**6)]
+        postgres_server.execute(*script, database=database_of(postgres_url))
+        with pytest.raises(PersistenceError, match="as asked") as caught:
+            await storage.messages.insert(message(1, key="s:k"))
+        assert caught.value.outcome == "refused"
+
+
+async def test_a_message_whose_rival_is_purged_before_it_was_read_is_stored(storage: PostgresStorage) -> None:
+    """M4: otherwise its sender would be told of a message that is not there."""
+    await storage.messages.insert(message(1, key="s:k"))
+    asked: list[str] = []
+
+    async def fetch(sql: str, *values: Any) -> Any:
+        asked.append(sql)
+        if len(asked) == 2:
+            await storage.pool.write("delete from coterie.messages")
+        return await storage.pool.write(sql, *values)
+
+    receipt = await storage._committer.write(fetch, Insert(message(2, key="s:k")))
+    assert asked == [SQL["insert_message"], SQL["read_back"], SQL["insert_messages"]]
+    assert (receipt.id, receipt.fresh) == (id_of(2), True)
+    assert await statuses(storage, 1, 2) == [None, "pending"]
 
 
 async def test_a_server_that_stays_read_only_is_refused_at_the_deadline(

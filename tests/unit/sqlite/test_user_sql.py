@@ -234,6 +234,17 @@ async def test_threads_are_kept_and_bounded(storage: SqliteStorage, claim: Claim
     assert len(storage._undertakings._started) == user_sql.AT_ONCE
 
 
+async def test_one_that_was_closed_while_it_was_opened_runs_nothing(storage: SqliteStorage) -> None:
+    """A storage that stops does not wait for the statement that opens a transaction."""
+    ground = storage._undertakings._ground()
+    await ground.begin(over=asyncio.get_running_loop().time() + LONG_S)
+    await ground.close()
+    with pytest.raises(PersistenceError, match="it was rolled back meanwhile"):
+        await ground.run("select 1", [])
+    await ground.close()
+    assert len(storage._undertakings._idle) == 1, "its thread was given back, once"
+
+
 @pytest.mark.parametrize(
     "sql",
     [

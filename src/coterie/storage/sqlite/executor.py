@@ -124,8 +124,9 @@ class ThreadExecutor(Service, Generic[Owned]):
         self._ended: asyncio.Future[None] = self._loop.create_future()
         opened: asyncio.Future[None] = self._loop.create_future()
         self._waiting += 1
-        self._thread = threading.Thread(target=self._live, args=(opened,), name=self.what, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._live, args=(opened,), name=self.what, daemon=True)
+        thread.start()
+        self._thread = thread  # set only now: `_stop` waits for its end
         await opened
 
     async def _stop(self) -> None:

@@ -148,8 +148,7 @@ def _found(connection: apsw.Connection, scope: Scope, message: Message) -> Recei
 
 
 def _of_key(connection: apsw.Connection, scope: Scope, message: Message) -> Receipt | None:
-    if message.key is None:
-        return None
+    assert message.key is not None, f"{message.id} is neither stored nor there"
     return messages.find(connection, scope, message.entity_type, message.entity_id, message.method, message.key)
 
 

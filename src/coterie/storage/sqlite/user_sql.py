@@ -136,8 +136,8 @@ class FileUserSql:
         executor, self._executor = self._executor, None
         if executor is None:
             return
-        if self._patience is not None:
-            self._patience.end()  # interrupts the running statement
+        assert self._patience is not None, "`begin` sets both"
+        self._patience.end()  # interrupts the running statement
         try:
             await executor.run(lambda draft: draft.roll_back())
         except (CoterieError, asyncio.CancelledError):

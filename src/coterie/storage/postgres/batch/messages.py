@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import Message
     from coterie.storage.postgres.batch.single import Way
 
-Post = Insert | Commit | Setback
+FencedPost = Commit | Setback
+Post = Insert | FencedPost
 Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"]
 """The statement that carries a write; its name in messages.sql."""
 
@@ -103,10 +104,8 @@ def _fresh(message: Message, due_at: Any, now: Any) -> Receipt:
     return Receipt(message.id, True, due_at, now, "pending", message.digest)
 
 
-def note(write: Post) -> str:
+def note(write: FencedPost) -> str:
     """The audit's note about a refused write."""
-    if isinstance(write, Insert):
-        return write.message.id
     return write.message or (write.state.key if isinstance(write, Commit) and write.state is not None else "")
 
 

@@ -210,8 +210,8 @@ def _fenced_results(bucket: Bucket, writes: Sequence[Write], rows: Iterable[Iter
 def refused(bucket: Bucket, writes: Sequence[Write], found: Sequence[Any]) -> list[Any]:
     """The audit's values after the cluster's name; empty if the fence has refused nothing."""
     places = [place for place, result in zip(bucket.places, found, strict=True) if _is_fenced(result)]
-    lost = [writes[place] for place in places]
-    notes = [messages.note(write) if isinstance(write, messages.Post) else write.key for write in lost]
+    lost: list[Any] = [writes[place] for place in places]  # of the kinds that are fenced
+    notes = [messages.note(write) if isinstance(write, messages.FencedPost) else write.key for write in lost]
     return [*_claims(lost), notes] if lost else []
 
 
