@@ -17,6 +17,7 @@ from coterie.storage.sqlite import kv, message_writes, schema, states, tick_writ
 from coterie.storage.sqlite.audit import SqliteActivity, SqliteInspection
 from coterie.storage.sqlite.database import SqliteDatabase
 from coterie.storage.sqlite.executor import Executors, threads
+from coterie.storage.sqlite.incoming import SqliteIncoming
 from coterie.storage.sqlite.location import path_of
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
@@ -109,6 +110,7 @@ class SqliteStorage(Storage):
         self.machines = SqliteMachines(self._main, **parts)
         self.inspection = SqliteInspection(self._main, **parts)
         self.activity = SqliteActivity(self._main, **parts)
+        self.incoming = SqliteIncoming()
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
