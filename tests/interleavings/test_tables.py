@@ -15,7 +15,18 @@ from tests.interleavings.serial_pairs import serial_pairs
 from tests.interleavings.steps import Steps
 from tests.interleavings.tables import behind, meeting, meetings, played, touches, writes
 
-LOADED = {"ownership", "fenced_writes", "leading", "messages", "ticks", "units", "kv", "machines", "secrets"}
+LOADED = {
+    "ownership",
+    "fenced_writes",
+    "leading",
+    "messages",
+    "ticks",
+    "units",
+    "incoming",
+    "kv",
+    "machines",
+    "secrets",
+}
 
 
 def test_every_two_statements_that_touch_a_table_are_played_against_each_other_or_excused() -> None:

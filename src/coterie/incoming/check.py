@@ -9,10 +9,12 @@ import msgspec
 
 from coterie.durable.unit import new_life
 from coterie.entities.calls.by_name_client import Invoke
+from coterie.entities.idempotency_key import shown_key
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import CoterieError, KeyConflict, MalformedMessage
+from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.storage.contracts.incoming import MovedCall, MovedStart
+from coterie.storage.contracts.incoming_calls import START, MovedCall, MovedStart
 from coterie.storage.contracts.messages import Message
 from coterie.storage.contracts.units import UnitStart
 from coterie.workflows.definition import require_id
@@ -21,11 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from coterie.runner import Runner
-    from coterie.storage.contracts.incoming import IncomingRow
+    from coterie.storage.contracts.incoming_calls import IncomingRow
     from coterie.workflows.definition import WorkflowType
-
-START = "start_workflow"
-"""The method of a dead message that was to start a workflow."""
 
 
 class IncomingCheck:
@@ -33,13 +32,13 @@ class IncomingCheck:
 
     Args:
         runner: The runner whose program it is.
-        seat: The seat in whose name rows are moved.
+        group: The group of what is sent to.
         workflows: Returns the workflows of the program, by name.
     """
 
-    def __init__(self, runner: Runner, seat: str, workflows: Callable[[], Mapping[str, WorkflowType]]) -> None:
+    def __init__(self, runner: Runner, group: str, workflows: Callable[[], Mapping[str, WorkflowType]]) -> None:
         self._runner = runner
-        self._seat = seat
+        self._group = group
         self._workflows = workflows
 
     def moved(self, row: IncomingRow) -> MovedCall | MovedStart:
@@ -51,22 +50,23 @@ class IncomingCheck:
         except Exception as error:  # noqa: BLE001 the program's own types may raise anything
             return self.dead(row, f"{type(error).__name__}: {error}")
 
-    def conflict(self, row: IncomingRow, other: str) -> MovedCall:
-        """The dead message of a row whose key or id belongs to something else."""
-        if row.kind == "workflow":
-            return self.dead(row, str(KeyConflict(target=f"workflow {row.type!r}", key=row.entity, message_id=other)))
-        target = f"{row.type}/{row.entity}.{row.method}"
-        return self.dead(row, str(KeyConflict(target=target, key=row.key or "", message_id=other)))
+    def conflict(self, row: IncomingRow, moved: MovedCall | MovedStart, other: str) -> MovedCall:
+        """The dead message of a row whose key, or id of a run, belongs to something else."""
+        if isinstance(moved, MovedStart):
+            target, key = f"workflow {row.type!r}", row.entity
+        else:
+            target, key = f"{row.type}/{row.entity}.{row.method}", shown_key(moved.message.key or "")
+        return self.dead(row, str(KeyConflict(target=target, key=key, message_id=other)))
 
     def dead(self, row: IncomingRow, error: str) -> MovedCall:
         """The dead message of a row, without a key; retried, its arguments are checked once more."""
-        is_start = row.kind == "workflow"
+        number = shard_number(row.type, row.entity, self._runner.settings.shards)
         message = Message(
             id=row.id,
-            seat=self._seat if is_start else self._shard(row),
+            seat=Seat.shard(ShardId(self._group, number)),
             entity_type=row.type,
             entity_id=row.entity,
-            method=START if is_start else row.method,
+            method=START if row.kind == "workflow" else row.method,
             payload=_plain(row.args),
         )
         return MovedCall(message, error)
@@ -106,10 +106,6 @@ class IncomingCheck:
             life=new_life(self._runner.calling.chance),
         )
         return MovedStart(row.id, start)
-
-    def _shard(self, row: IncomingRow) -> str:
-        calling = self._runner.calling
-        return calling.routing.find(row.type, row.entity, self._seat.partition(":")[2]).seat
 
 
 def _plain(args: str) -> bytes:

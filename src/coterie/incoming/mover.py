@@ -16,8 +16,8 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from coterie.errors import LeadershipLost, PersistenceError
-from coterie.kernel import chaos, metrics
-from coterie.storage.contracts.incoming import IncomingRow, MovedCall, MovedStart
+from coterie.kernel import metrics
+from coterie.storage.contracts.incoming_calls import IncomingRow, MovedCall, MovedStart
 from coterie.work.limits import set_within
 from coterie.work.occupants import LoopOccupant
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coterie.incoming.check import IncomingCheck
     from coterie.ownership.seats import Tenure
     from coterie.runner import Runner
-    from coterie.storage.contracts.incoming import Move, Source
+    from coterie.storage.contracts.incoming_calls import Move, Source
     from coterie.work.services import Services
 
 log = logging.getLogger("coterie.incoming")
@@ -120,8 +120,6 @@ class IncomingMover(LoopOccupant):
 
     async def _move(self, members: Sequence[Member]) -> None:
         """Move rows of one batch; one by one if the database refuses it as a whole."""
-        if chaos.on:
-            await chaos.point("incoming.before_move")
         try:
             told = await self._write([each for _, each in members])
         except PersistenceError as error:
@@ -133,13 +131,12 @@ class IncomingMover(LoopOccupant):
                 for member in members:
                     await self._move([member])
             return
-        if chaos.on:
-            await chaos.point("incoming.after_move")
         self._follow([each for row, each in members if told[row.id].told == "moved"])
         metrics.INCOMING.of("same").value += sum(told[row.id].told == "same" for row, _ in members)
-        conflicts = [row for row, _ in members if told[row.id].told == "conflict"]
+        conflicts = [member for member in members if told[member[0].id].told == "conflict"]
         if conflicts:
-            await self._move([(row, self._check.conflict(row, told[row.id].other or "")) for row in conflicts])
+            dead = [(row, self._check.conflict(row, moved, told[row.id].other or "")) for row, moved in conflicts]
+            await self._move(dead)
 
     async def _write(self, members: Sequence[MovedCall | MovedStart]) -> Mapping[str, Move]:
         calls = [each for each in members if isinstance(each, MovedCall)]
@@ -178,20 +175,7 @@ class IncomingMover(LoopOccupant):
 
 
 def batches(members: Sequence[Member]) -> list[list[Member]]:
-    """Members in batches for one statement each: calls and starts apart, in order, and no run twice in one."""
-    found: list[list[Member]] = []
+    """Members in batches for one statement each: calls and starts apart, in order."""
     calls = [member for member in members if isinstance(member[1], MovedCall)]
-    found += [calls[first : first + _MOST] for first in range(0, len(calls), _MOST)]
-    rest = [member for member in members if isinstance(member[1], MovedStart)]
-    while rest:
-        batch: dict[str, Member] = {}
-        later: list[Member] = []
-        for member in rest:
-            unit = member[1].start.unit if isinstance(member[1], MovedStart) else ""
-            if unit in batch or len(batch) == _MOST:
-                later.append(member)
-            else:
-                batch[unit] = member
-        found.append(list(batch.values()))
-        rest = later
-    return found
+    starts = [member for member in members if isinstance(member[1], MovedStart)]
+    return [some[first : first + _MOST] for some in (calls, starts) for first in range(0, len(some), _MOST)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.entities.definition import EntityType
     from coterie.ownership.seats import Tenure
     from coterie.runner import Runner
-    from coterie.storage.contracts.incoming import Source
+    from coterie.storage.contracts.incoming_calls import Source
     from coterie.workflows.definition import WorkflowType
 
 
@@ -81,5 +81,5 @@ class HeldIncoming(Occupants[IncomingMover]):
             context,
             runner=self._runner,
             sources=lambda: self._registry.sources(group),
-            check=IncomingCheck(self._runner, tenure.seat, self._registry.workflows),
+            check=IncomingCheck(self._runner, group, self._registry.workflows),
         )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from coterie.errors import PersistenceError
     from coterie.storage.contracts.activity import Activity
     from coterie.storage.contracts.executions import Executions
-    from coterie.storage.contracts.incoming import IncomingStore
+    from coterie.storage.contracts.incoming_calls import IncomingStore
     from coterie.storage.contracts.inspection import Inspection
     from coterie.storage.contracts.messages import MessageStore, Transaction
     from coterie.storage.contracts.ticks import TickStore

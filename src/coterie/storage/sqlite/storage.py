@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.incoming_calls import NoIncomingCalls
 from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.contracts.ticks import TickClaim, TickNote
 from coterie.storage.contracts.units import StepWrite, UnitEnd
@@ -17,7 +18,6 @@ from coterie.storage.sqlite import kv, message_writes, schema, states, tick_writ
 from coterie.storage.sqlite.audit import SqliteActivity, SqliteInspection
 from coterie.storage.sqlite.database import SqliteDatabase
 from coterie.storage.sqlite.executor import Executors, threads
-from coterie.storage.sqlite.incoming import SqliteIncoming
 from coterie.storage.sqlite.location import path_of
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
@@ -110,7 +110,7 @@ class SqliteStorage(Storage):
         self.machines = SqliteMachines(self._main, **parts)
         self.inspection = SqliteInspection(self._main, **parts)
         self.activity = SqliteActivity(self._main, **parts)
-        self.incoming = SqliteIncoming()
+        self.incoming = NoIncomingCalls()
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )

@@ -1,7 +1,8 @@
 -- Incoming work: rows that SQL has written, and what they become [O2].
 --
 -- A move takes the rows that still wait, writes what they become and deletes them, in one statement under the fence: each is
--- moved once, and a repeated move finds none. What somebody else has locked is left for the next round.
+-- moved once, and a repeated move finds none. Of rows with one key the first is moved, the others are left for the next
+-- round. If a message with that key came since it was looked for, the statement fails and is run again [M3].
 
 -- name: take_incoming
 -- Read the first rows of some kinds and types that wait, up to a number of each and a size of all.
@@ -30,12 +31,13 @@ with /* include fence_of_one (s.name) */, items as materialized (
         $14::timestamptz[], $15::float8[], $16::text[]
     ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, error)
 ), found as materialized (
-    select i.*, w.sent_at
+    select i.*, w.sent_at,
+        row_number() over (partition by i.entity_type, i.entity_id, i.method, i.key order by i.id) as turn
     from items as i cross join held cross join lateral (
         select sent_at from coterie.incoming
         where cluster = $1 and id = i.id and same_as is null
         offset 0
-        for update skip locked
+        for update
     ) as w
     order by i.id
 ), rivals as materialized (
@@ -61,7 +63,7 @@ with /* include fence_of_one (s.name) */, items as materialized (
             jsonb_build_object('number', 1, 'at', statement_timestamp(), 'error', f.error)
         ) end
     from found as f left join rivals as r on r.id = f.id
-    where r.id is null
+    where r.id is null and (f.turn = 1 or f.key is null)
     order by f.entity_type, f.entity_id, f.method, f.key, f.id
     on conflict do nothing
     returning id
@@ -78,27 +80,29 @@ select i.id, held.name is not null as held, case
     when gone.id is not null then 'moved'
     when same.id is not null then 'same'
     when r.id is not null then 'conflict'
-    else 'left'
+    when f.id is null or (f.turn > 1 and f.key is not null) then 'left'
+    else coterie.overtaken()
 end as told, r.other
 from items as i
     left join held on true
+    left join found as f on f.id = i.id
     left join gone on gone.id = i.id
     left join same on same.id = i.id
     left join rivals as r on r.id = i.id;
 
 -- name: start_incoming
--- Make runs of rows, each of another unit; a run that exists with the same payload counts. Returns as `move_incoming`.
+-- Make runs of rows; one that exists with the same payload counts. Returns as `move_incoming`.
 with /* include fence_of_one (s.name) */, items as materialized (
     select * from unnest(
         $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::bytea[], $12::text[], $13::bigint[]
     ) as u (id, unit, name, run, seat, payload, digest, version, life)
 ), found as materialized (
-    select i.*
+    select i.*, row_number() over (partition by i.unit order by i.id) as turn
     from items as i cross join held cross join lateral (
         select from coterie.incoming
         where cluster = $1 and id = i.id and same_as is null
         offset 0
-        for update skip locked
+        for update
     ) as w
     order by i.id
 ), rivals as materialized (
@@ -114,14 +118,14 @@ with /* include fence_of_one (s.name) */, items as materialized (
         $1, f.unit, 'workflow', f.name, f.run, f.seat, 'running', clock_timestamp(), clock_timestamp(), f.payload, f.digest,
         f.version, f.life
     from found as f left join rivals as r on r.id = f.id
-    where r.id is null
+    where r.id is null and f.turn = 1
     order by f.unit
     on conflict (cluster, unit) do nothing
     returning unit
 ), gone as (
     delete from coterie.incoming
     where cluster = $1 and id = any(array(
-        select f.id from found as f join started as s on s.unit = f.unit
+        select f.id from found as f join started as s on s.unit = f.unit where f.turn = 1
         union all
         select id from rivals where is_same
     ))
@@ -131,10 +135,12 @@ select i.id, held.name is not null as held, case
     when gone.id is not null and r.id is null then 'moved'
     when gone.id is not null then 'same'
     when r.id is not null then 'conflict'
-    else 'left'
+    when f.id is null or f.turn > 1 then 'left'
+    else coterie.overtaken()
 end as told, r.other
 from items as i
     left join held on true
+    left join found as f on f.id = i.id
     left join gone on gone.id = i.id
     left join rivals as r on r.id = i.id;
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from coterie.errors import LeadershipLost
 from coterie.kernel.text import storable
 from coterie.storage import statements
-from coterie.storage.contracts.incoming import Found, IncomingRow, Move, WaitingIncoming
+from coterie.storage.contracts.incoming_calls import Found, IncomingRow, Move, WaitingIncoming
 from coterie.storage.postgres.batch import messages as message_batch
 from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.storage.contracts.incoming import MovedCall, MovedStart, Source
+    from coterie.storage.contracts.incoming_calls import MovedCall, MovedStart, Source
     from coterie.storage.interface import Claim
 
 _START = ("unit", "name", "id", "seat", "payload", "digest", "version", "life")
 
 
 class PostgresIncoming(PostgresStore):
-    """See `storage.contracts.incoming.IncomingStore`."""
+    """See `storage.contracts.incoming_calls.IncomingStore`."""
 
     _sql = statements.load("coterie.storage.postgres.sql", "incoming.sql")
 

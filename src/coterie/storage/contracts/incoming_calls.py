@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 IncomingKind = Literal["call", "workflow"]
 INCOMING_KINDS: tuple[IncomingKind, ...] = get_args(IncomingKind)
 
+START = "(start)"
+"""The method of a dead message that was to start a workflow. It is no call, and cannot be run again."""
+
 Source = tuple[IncomingKind, str]
 """What a row is for: its kind, and the type of the entity or the name of the workflow."""
 
@@ -74,7 +77,7 @@ class Move(msgspec.Struct, frozen=True):
     moved     it is gone, and what it was to become is stored
     same      the key belongs to a message with the same arguments, or the id to a run with the same payload
     conflict  it belongs to one with others: nothing was written
-    left      it is gone already, or somebody is at it just now: nothing was written
+    left      it is gone already, or another row with its key goes first: nothing was written
     """
 
     told: Literal["moved", "same", "conflict", "left"]
@@ -144,3 +147,43 @@ class IncomingStore(Protocol):
     async def purge(self, *, older_s: float, most: int) -> int:
         """Delete up to `most` rows that are the same as a message and were written longer ago. Returns the number."""
         ...
+
+
+class NoIncomingCalls:
+    """That of an engine whose data nobody but coterie writes: there are no rows [C2]."""
+
+    async def take(
+        self, after: Mapping[Source, str], *, without: Collection[str] = (), most: int, most_bytes: int
+    ) -> Sequence[IncomingRow]:
+        """Nothing waits."""
+        del after, without, most, most_bytes
+        return ()
+
+    async def move(self, claim: Claim, calls: Sequence[MovedCall]) -> Mapping[str, Move]:
+        """Each row is gone."""
+        del claim
+        return {each.message.id: Move("left") for each in calls}
+
+    async def start(self, claim: Claim, starts: Sequence[MovedStart]) -> Mapping[str, Move]:
+        """Each row is gone."""
+        del claim
+        return {each.id: Move("left") for each in starts}
+
+    async def find(self, id: str) -> None:
+        """There is no such row."""
+        del id
+
+    async def cancel(self, id: str) -> bool:
+        """There is no such row."""
+        del id
+        return False
+
+    async def backlog(self, *, most: int) -> Sequence[WaitingIncoming]:
+        """Nothing waits."""
+        del most
+        return ()
+
+    async def purge(self, *, older_s: float, most: int) -> int:
+        """Nothing is there."""
+        del older_s, most
+        return 0
