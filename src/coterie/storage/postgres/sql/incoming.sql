@@ -35,7 +35,7 @@ with /* include fence_of_one (s.name) */, items as materialized (
         row_number() over (partition by i.entity_type, i.entity_id, i.method, i.key order by i.id) as turn
     from items as i cross join held cross join lateral (
         select sent_at from coterie.incoming
-        where cluster = $1 and id = i.id and same_as is null
+        where cluster = $1 and id = i.id and coalesce(same_as, '') = '' -- by its id: the index of what waits must not fit
         offset 0
         for update
     ) as w
@@ -100,7 +100,7 @@ with /* include fence_of_one (s.name) */, items as materialized (
     select i.*, row_number() over (partition by i.unit order by i.id) as turn
     from items as i cross join held cross join lateral (
         select from coterie.incoming
-        where cluster = $1 and id = i.id and same_as is null
+        where cluster = $1 and id = i.id and coalesce(same_as, '') = ''
         offset 0
         for update
     ) as w
@@ -150,7 +150,7 @@ select kind, type, same_as from coterie.incoming where cluster = $1 and id = $2;
 
 -- name: cancel_incoming
 -- Delete a row that waits.
-delete from coterie.incoming where cluster = $1 and id = $2 and same_as is null returning id;
+delete from coterie.incoming where cluster = $1 and id = $2 and coalesce(same_as, '') = '' returning id;
 
 -- name: incoming_backlog
 -- Read of each kind and type the row that has waited longest. It goes from type to type along the index.
