@@ -315,7 +315,7 @@ async def test_o2_a_type_that_nobody_knows_waits_is_reported_and_holds_up_nobody
     ids = [await sql.send("Report", str(number), "build") for number in range(2 * mover._MOST)]
     assert await cluster.result(await sql.charge("o-1")) == 1  # type: ignore[arg-type]
     assert await sql.waiting() == len(ids)
-    facts = await cluster._acting().collector.collect()  # type: ignore[attr-defined]
+    facts = await cluster._acting().collector.collect()
     (reason,) = (each for each in judge(facts, Bounds(late_s=0.0)).reasons if "SQL" in each.what)
     assert (reason.status, reason.what) == ("degraded", "calls from SQL to entity Report")
     assert "no runner moves it" in reason.problem

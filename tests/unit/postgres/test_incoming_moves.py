@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from coterie.storage.contracts.incoming_calls import Source
     from coterie.storage.postgres import PostgresStorage
 
 pytestmark = pytest.mark.postgres
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.postgres
 MINE, LATE = Claim("a", "incoming:default", 2), Claim("a", "incoming:default", 1)
 SQL = statements.load("coterie.storage.postgres.sql", "incoming.sql")
 BOUNDS: Any = {"most": 100, "most_bytes": 1 << 20}
-ALL = {("call", "E"): "", ("workflow", "W"): ""}
+ALL: dict[Source, str] = {("call", "E"): "", ("workflow", "W"): ""}
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def start(id: str, *, run: str = "r", payload: bytes = b"p") -> MovedStart:
 
 async def counts(hand: asyncpg.Connection[Any]) -> tuple[int, int]:
     sql = "select (select count(*) from coterie.incoming), (select count(*) from coterie.messages)"
-    return tuple(await hand.fetchrow(sql) or ())  # type: ignore[return-value]
+    return tuple(await hand.fetchrow(sql) or ())
 
 
 async def test_inv_d1_a_row_is_moved_once_however_often_that_is_tried(
