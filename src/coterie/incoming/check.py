@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from coterie.workflows.definition import WorkflowType
 
 
+_ERROR_MOST = 4_000
+
+
 class IncomingCheck:
     """Checks rows with the types of one program.
 
@@ -37,6 +40,8 @@ class IncomingCheck:
     """
 
     def __init__(self, runner: Runner, group: str, workflows: Callable[[], Mapping[str, WorkflowType]]) -> None:
+        assert runner.calling.by_name is not None, "its entities are served since it was made"
+        self._by_name = runner.calling.by_name
         self._runner = runner
         self._group = group
         self._workflows = workflows
@@ -45,10 +50,8 @@ class IncomingCheck:
         """What a row becomes; a dead message if it does not fit."""
         try:
             return self._start(row) if row.kind == "workflow" else MovedCall(self._message(row))
-        except CoterieError as error:
-            return self.dead(row, str(error))
         except Exception as error:  # noqa: BLE001 the program's own types may raise anything
-            return self.dead(row, f"{type(error).__name__}: {error}")
+            return self.dead(row, _worded(error))
 
     def conflict(self, row: IncomingRow, moved: MovedCall | MovedStart, other: str) -> MovedCall:
         """The dead message of a row whose key, or id of a run, belongs to something else."""
@@ -69,11 +72,9 @@ class IncomingCheck:
             method=START if row.kind == "workflow" else row.method,
             payload=_plain(row.args),
         )
-        return MovedCall(message, error)
+        return MovedCall(message, error[:_ERROR_MOST])
 
     def _message(self, row: IncomingRow) -> Message:
-        by_name = self._runner.calling.by_name
-        assert by_name is not None, "a runner has one"
         asked = Invoke(
             entity_type=row.type,
             entity_id=row.entity,
@@ -82,7 +83,7 @@ class IncomingCheck:
             key=row.key,
             waits=False,
         )
-        call, sender = by_name.call_of(asked)
+        call, sender = self._by_name.call_of(asked)
         if not call.rpc.persisted:
             hint = "write persisted=True in its @rpc(…): what SQL sends is stored"
             raise MalformedMessage(what=call.rpc.what, problem="it is not persisted", hint=hint)
@@ -106,6 +107,15 @@ class IncomingCheck:
             life=new_life(self._runner.calling.chance),
         )
         return MovedStart(row.id, start)
+
+
+def _worded(error: Exception) -> str:
+    if isinstance(error, CoterieError):
+        return str(error)
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 its text is the program's code too
+        return type(error).__name__
 
 
 def _plain(args: str) -> bytes:

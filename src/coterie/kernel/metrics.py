@@ -331,7 +331,7 @@ _KNOWN: list[tuple[Meter, Sequence[tuple[str, ...]]]] = [
     (RENEWALS, [("ok",), ("failed",)]),
     (STEPS, [("ok",), ("failed",)]),
     (INCOMING, [("sent",), ("started",), ("same",), ("dead",)]),
-    *((each, [("shard",), ("singleton",), ("cron",)]) for each in (SEATS_ACQUIRED, TAKEOVERS)),
+    *((each, [("shard",), ("singleton",), ("cron",), ("incoming",)]) for each in (SEATS_ACQUIRED, TAKEOVERS)),
 ]
 for _meter, _known in _KNOWN:
     for _values in _known:
