@@ -213,7 +213,7 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(storage: Storage, hand: Hand) -> AsyncIterator[Cluster]:
+async def cluster(storage: Storage, hand: TableWriter) -> AsyncIterator[Cluster]:
     seats = {S1: "", S2: "", Seat.cron(CRON_A): FINGERPRINT, Seat.cron(CRON_B): FINGERPRINT}
     seats |= {Seat.singleton(name): "f" for name in ("one", "two")}
     knows = {name: each for name, each in seats.items() if each}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +226,35 @@ async def test_o2_a_call_that_does_not_fit_is_a_dead_letter_with_its_reason_and_
     assert (dead.status, dead.payload if method != "charge" else None) == ("dead", args if method != "charge" else None)
     assert says in dead.errors[0].error
     assert [each.id for each in await cluster.messages.list(status="dead", entity="Account/alice")] == [odd]
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@dataclass
+class Touchy:
+    number: int
+
+    def __post_init__(self) -> None:
+        raise Unspeakable
+
+
+async def test_p24_what_the_programs_own_types_raise_is_a_reason_too(url: str, sql: Sql) -> None:
+    class Picky(Entity):
+        @rpc(persisted=True)
+        async def take(self, it: Touchy) -> int:
+            return it.number
+
+    async with program(url, "a", Account, Picky) as cluster:
+        await shared(cluster)
+        odd = await sql.send("Picky", "p", "take", {"it": {"number": 1}})
+        assert await cluster.result(await sql.charge("o-1")) == 1  # type: ignore[arg-type]
+        await sql.until_moved()
+        dead = await cluster.messages.show(odd)
+        assert (dead.status, dead.payload) == ("dead", {"it": {"number": 1}})
+        assert dead.errors[0].error
 
 
 async def test_a_dead_letter_runs_again_when_its_program_takes_its_arguments(url: str, sql: Sql) -> None:
