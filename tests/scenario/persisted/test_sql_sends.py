@@ -305,11 +305,14 @@ async def test_o2_hostile_calls_are_refused_or_dead_and_never_in_the_way(cluster
             except (asyncpg.PostgresError, UnicodeEncodeError):
                 continue  # refused at once
 
-    call = st.tuples(st.just("Account") | NAMES, NAMES, st.sampled_from(["charge", "wait", "lie"]) | NAMES, HOSTILE)
+    method = st.sampled_from(["charge", "wait", "lie"])
+    objects = st.dictionaries(st.sampled_from(["order", "cents", "number", "x"]), JSON, max_size=3).map(json.dumps)
+    near = st.tuples(st.just("Account"), st.sampled_from(["alice", "bob"]), method, objects)
+    call = near | near | st.tuples(st.just("Account") | NAMES, NAMES, method | NAMES, HOSTILE)
     keyed = st.tuples(call, st.none() | st.text(max_size=1_100)).map(lambda both: (*both[0], both[1]))
 
     @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(keyed, max_size=8))
+    @given(st.lists(keyed, min_size=2, max_size=8))
     def fuzz(calls: list[tuple[str, str, str, str, str | None]]) -> None:
         asyncio.run_coroutine_threadsafe(send(calls), loop).result(PROMPTLY_S)
 
@@ -319,7 +322,7 @@ async def test_o2_hostile_calls_are_refused_or_dead_and_never_in_the_way(cluster
     async with asyncio.timeout(PROMPTLY_S):
         while await sql("select count(*) from coterie.incoming where type = 'Account' and same_as is null"):
             await asyncio.sleep(0.05)
-    assert len(sent) > 50, "hardly anything was stored: the test shows nothing"
+    assert len(sent) > 20, "hardly anything was stored: the test shows nothing"
     lost = await sql(
         "select count(*) from unnest($1::text[]) as id where not exists (select from coterie.messages as m"
         " where m.id = any(array[id])) and not exists (select from coterie.incoming as i where i.id = any(array[id]))",
