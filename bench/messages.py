@@ -69,7 +69,7 @@ class Counter(Entity[Count]):
 async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
     """Both engines: in flight, with state, alone, on time, and beside many that are done."""
     for engine in ("postgres", "sqlite"):
-        async with _databases(engine) as (url, _), _client(url) as cluster:
+        async with databases(engine) as (url, _), client(url) as cluster:
             many = partial(compare, callers=IN_FLIGHT, rounds=rounds, seconds=seconds * 2)
             echo, count = _spread(cluster, Echo, "echo"), _spread(cluster, Counter, "count")
             async with _commit(_beside(url)) as commit:  # first: what many leave behind is cleared away for a while
@@ -93,7 +93,7 @@ async def _beside_finished(engine: str, *, rounds: int, seconds: float) -> Row:
     """Inserts and ends, without wires, on a table full of what is done; RAW is the same on an empty one."""
     count = FINISHED if rounds > FEW_ROUNDS else FINISHED // 10
     async with (
-        _databases(engine) as (url, other),
+        databases(engine) as (url, other),
         finished.opened(url, count=count) as full,
         finished.opened(other, count=0) as empty,
     ):
@@ -102,7 +102,7 @@ async def _beside_finished(engine: str, *, rounds: int, seconds: float) -> Row:
 
 
 @asynccontextmanager
-async def _databases(engine: str) -> AsyncIterator[tuple[str, str]]:
+async def databases(engine: str) -> AsyncIterator[tuple[str, str]]:
     """Two new databases of an engine."""
     if engine == "sqlite":
         with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def _beside(url: str) -> str:
 
 
 @asynccontextmanager
-async def _client(url: str) -> AsyncIterator[Cluster]:
+async def client(url: str) -> AsyncIterator[Cluster]:
     async with peers.elsewhere(partial(_serve, url), pinned=False):
         cluster = _program(url)
         async with cluster.connect():

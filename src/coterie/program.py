@@ -10,16 +10,19 @@ from coterie.entities.registry import EntityRegistry
 from coterie.kernel.service import State
 from coterie.runner import Runner, Workplace, no_occupants
 from coterie.singletons.registry import SingletonRegistry
+from coterie.storage.engines import is_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from coterie.cluster import Cluster
     from coterie.cron.registry import CronRegistry
+    from coterie.incoming.registry import IncomingRegistry
     from coterie.ownership.admission import Definition
     from coterie.ownership.seats import Occupy
     from coterie.settings import Settings
     from coterie.setup import Setup
+    from coterie.workflows.definition import WorkflowType
     from coterie.workflows.registry import StartChild, WorkflowRegistry
 
 
@@ -99,6 +102,8 @@ class Program:
         # A caller with occupants of its own gets the shards for them, unless there are entities to occupy the shards.
         workplaces: list[Workplace] = [self.entities] if occupy is no_occupants or self.entities.types else []
         workplaces += [registry for registry in self._registries.values() if registry.known]
+        if occupy is no_occupants and is_shared(settings):
+            workplaces.append(self._incoming(settings))
         made = Runner(
             settings,
             parts or system_parts(settings),
@@ -109,3 +114,11 @@ class Program:
         )
         self._runners = [*self.runners, made]
         return made
+
+    def _incoming(self, settings: Settings) -> IncomingRegistry:
+        from coterie.incoming.registry import IncomingRegistry  # only where SQL can send
+
+        def workflows() -> Mapping[str, WorkflowType]:
+            return self.workflows.known if "workflow" in self._registries else {}
+
+        return IncomingRegistry(self._cluster, settings.groups, self.entities.types, workflows)

@@ -28,6 +28,7 @@ SQL: Mapping[str, str] = {
     **statements.load(PACKAGE, "messages.sql"),
     **statements.load(PACKAGE, "ticks.sql"),
     **statements.load(PACKAGE, "units.sql"),
+    **statements.load(PACKAGE, "incoming.sql"),
     **{
         f"{part}_{name}": sql
         for part in ("kv", "machines", "secrets")
@@ -65,6 +66,7 @@ _TABLES = {
     "units": "select * from coterie.units order by unit",
     "steps": "select * from coterie.steps order by unit, branch, position",
     "deferreds": "select * from coterie.deferreds order by unit, name",
+    "incoming": "select id, same_as from coterie.incoming order by id",
     "machines": "select id, holder, expires_at > now() as leased, until_ms from coterie.machines order by id",
     "secrets": "select value from coterie.secrets",
     "generations": "select generation from coterie.generations",
@@ -74,7 +76,7 @@ _TABLES = {
 _EMPTIED = (
     *("messages", "seats", "states", "state_history", "executions", "kv", "leases", "runners"),
     *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
-    *("units", "steps", "deferreds", "machines", "secrets"),
+    *("units", "steps", "deferreds", "machines", "secrets", "incoming"),
 )
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)

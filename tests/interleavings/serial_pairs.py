@@ -19,7 +19,7 @@ from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
 from coterie.storage.postgres.batch import messages, plan, single
-from tests.interleavings import stored_messages, stored_ticks, stored_units
+from tests.interleavings import incoming_rows, stored_messages, stored_ticks, stored_units
 from tests.interleavings.database import CLUSTER, THERE, defined, given
 from tests.interleavings.late_definitions import learning
 from tests.support.interleaving import Count, Pair, Script, Step, atomic, explore
@@ -156,7 +156,7 @@ def difference(found: dict[str, Any], expected: list[dict[str, Any]]) -> str:
 
 def serial_pairs(s: Steps) -> dict[str, Pair]:
     """All of them by name, over the right statements or some with a planted bug."""
-    groups = [*_keys(s), *_messages(s), *_states(s), *_crons(s), *_units(s), *_seats(s), *_others(s)]
+    groups = [*_keys(s), *_messages(s), *_states(s), *_crons(s), *_units(s), *_incoming(s), *_seats(s), *_others(s)]
     pairs = [pair for group in groups for pair in group.pairs()]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"
     return {pair.name: pair for pair in pairs}
@@ -381,6 +381,77 @@ def _units(s: Steps) -> list[Group]:
     ]
 
 
+# Incoming rows of SQL
+
+
+def _incoming(s: Steps) -> list[Group]:
+    i, u, message_rows = incoming_rows, stored_units, stored_messages.rows
+    rows = {
+        "move": i.moving(s, i.call()),
+        "move without a key": i.moving(s, i.call(key=None)),
+        "move dead": i.moving(s, i.call(key=None, error="odd")),
+        "start": i.starting(s, i.start()),
+        "start otherwise": i.starting(s, i.start(payload=b"q")),
+        "cancel": one_statement(s, "cancel_incoming", "w1"),
+        "purge": one_statement(s, "purge_incoming", 60.0, 10),
+    }
+    moves = {name: rows[name] for name in ("move", "move dead")}
+    keys = {
+        "insert": one_statement(
+            s,
+            "insert_messages",
+            *messages.values("insert_messages", [Insert(stored_messages.message("n1", key="x"))]),
+        ),
+        "lone insert": one_statement(
+            s, "insert_message", *single.values("insert_message", Insert(stored_messages.message("n2", key="x")))
+        ),
+        "add": _adding(s),
+        "commit": folded(s, stored_messages.LEFT),
+        "end": folded(s, stored_messages.ENDED),
+        "lone end": one_statement(s, "end_message", *single.values("end_message", stored_messages.ENDED)),
+        "set back": folded(s, stored_messages.AGAIN),
+        "suspect": one_statement(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
+        "mark": one_statement(s, "mark_suspect", "a", "s1", 1, "m1", 2),
+        "cancel message": one_statement(s, "cancel", "m1", b"cancelled"),
+        "cancel fenced": one_statement(s, "cancel_fenced", "a", "s1", 1, "m1", b"cancelled"),
+        "revive": one_statement(s, "revive", "m1"),
+        "revive all": one_statement(s, "revive_all", "E", "e"),
+        "remove": one_statement(s, "remove_messages", 10, None, None, None, None, 60.0),
+        "remove dead": one_statement(s, "remove_dead", 10, 2, None, None, None, 60.0),
+        "discard done": one_statement(s, "discard_messages", ["m1"], 1),
+        "purge messages": one_statement(s, "purge_messages", "", 10, 60.0, 60.0),
+    }
+    runs = {"start": rows["start"], "start otherwise": rows["start otherwise"]}
+    units: dict[str, tuple[Step, ...]] = {
+        "start in Python": one_statement(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
+        "end": u._end(s).steps,
+        "open": u._open(s).steps,
+        "suspend": u._suspend(s).steps,
+        "wake": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
+        "resolve": one_statement(
+            s, "resolve_deferred", "u", "d", b"1", None, 0, "c", "manual", u.CLAIMED, 1, u.CLAIMED
+        ),
+        "interrupt": one_statement(s, "interrupt_unit", "u"),
+        "resume": one_statement(s, "resume_unit", "u"),
+        "children": one_statement(s, "interrupt_children", ["s1"], 10),
+        "forget": one_statement(s, "forget_children", ["s1"], 10),
+        "purge units": one_statement(s, "purge_units", 60.0, 10),
+    }
+    steps = {"steps": u._steps(s).steps, "lone step": u._lone(s).steps}  # nobody has steps of a run that is not there
+    waits = i.rows("w1")
+    same = i.rows("w1", same_as="m1")
+    return [
+        Group("incoming row", message_rows() + waits, rows),
+        Group("incoming row that is the same", message_rows("m1", key="x") + same, rows),
+        Group("incoming row and a free key", message_rows("m1") + waits, moves, keys),
+        Group("incoming row and its key", message_rows("m1", key="x") + waits, moves, keys),
+        Group("incoming row and the key of a done message", message_rows("m1", status=1, key="x") + waits, moves, keys),
+        Group("incoming run", u.rows(waits), runs, units),
+        Group("incoming run that is there", u.rows(u.unit(), u.deferred(), waits), runs, units | steps),
+        Group("incoming run that is over", u.rows(u.OLD, waits), runs, units | steps),
+    ]
+
+
 # Ownership
 
 
@@ -429,6 +500,8 @@ def _seats(s: Steps) -> list[Group]:
         "open unit": stored_units._open(s).steps,
         "wake units": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
         "suspend": stored_units._suspend(s).steps,
+        "move incoming": incoming_rows.moving(s, incoming_rows.call()),
+        "start incoming": incoming_rows.starting(s, incoming_rows.start("w2")),
     }
     people = {
         "renew": (*atomic(s.renew("a")),),
@@ -441,7 +514,8 @@ def _seats(s: Steps) -> list[Group]:
         "leave": s.leaving("a"),
         "register": s.registering("d", "v3"),
     }
-    rows = begin + ";" + message + unit + stored_ticks.KNOWN + stored_ticks.tick()
+    incoming = incoming_rows.rows("w1") + incoming_rows.rows("w2", kind="workflow")
+    rows = begin + ";" + message + unit + incoming + stored_ticks.KNOWN + stored_ticks.tick()
     return [
         Group("seat", rows, written, moves),
         Group("seat and its moves", rows, moves),

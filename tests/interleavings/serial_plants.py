@@ -45,6 +45,13 @@ SERIAL_PLANTS = (
         swapped(("machines_lease",), ("    for update skip locked\n", "")),
     ),
     Plant(
+        "a key that came meanwhile taken for a row that is gone",
+        "M3",
+        "incoming row and a free key: move x insert",
+        _SAYS,
+        swapped(("move_incoming",), ("    else coterie.overtaken()", "    else 'left'")),
+    ),
+    Plant(
         "a pause that ends twice",
         "C7",
         "paused cron: resume x resume",

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -34,6 +35,26 @@ def test_migrate_plans_then_applies_then_has_nothing_to_do(tmp_path: Path, capsy
     code, out, _ = run(capsys, "migrate", "--url", url, "--apply")
     assert code == 0
     assert "is current" in out
+
+
+@pytest.mark.postgres
+def test_o2_migrate_lets_a_role_send_from_sql_and_refuses_what_it_cannot(
+    empty_postgres_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, role = empty_postgres_url, urlsplit(empty_postgres_url).username or ""
+    code, _, err = run(capsys, "migrate", "--url", url, "--grant-send", role)
+    assert (code, "has no functions to send with yet" in err) == (2, True)
+    assert run(capsys, "migrate", "--url", url, "--apply")[0] == 0
+    code, out, _ = run(capsys, "migrate", "--url", url, "--grant-send", role)
+    assert (code, out.split("   ")[0]) == (0, f"role {role} may send from SQL")
+    code, out, _ = run(capsys, "migrate", "--url", url, "--grant-send", role, "--json")
+    assert (code, json.loads(out)["granted"]) == (0, role)
+    code, _, err = run(capsys, "migrate", "--url", url, "--grant-send", "public")
+    assert (code, "has no such role" in err) == (2, True)
+    code, _, err = run(capsys, "migrate", "--url", url, "--grant-send", role, "--apply")
+    assert (code, "--grant-send is given with what migrates" in err) == (2, True)
+    code, _, err = run(capsys, "migrate", "--url", f"sqlite:///{tmp_path}/a.db", "--grant-send", role)
+    assert (code, "coterie alone writes it" in err) == (2, True)
 
 
 def test_migrate_prints_sql_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

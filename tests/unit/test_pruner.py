@@ -36,6 +36,7 @@ class Store:
         self.ticks = SimpleNamespace(purge=lambda **given: self._delete("ticks", given))
         self.units = SimpleNamespace(purge=self._units)
         self.activity = SimpleNamespace(purge=lambda **given: self._delete("activity", given))
+        self.incoming = SimpleNamespace(purge=lambda **given: self._delete("incoming", given))
         self.messages = SimpleNamespace(purge=self._messages)
 
     async def _delete(self, table: str, given: dict[str, Any]) -> int:
@@ -62,11 +63,19 @@ def pruner(store: Any, tables: Sequence[Any] = TABLES) -> Pruner:
 
 
 async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() -> None:
-    store = Store(kv=2, states=700, ticks=500, units=12_001, activity=3, messages=1_700)
+    store = Store(kv=2, states=700, ticks=500, units=12_001, activity=3, incoming=4, messages=1_700)
     counts = await pruner(store).prune()
-    assert counts == {"kv": 2, "states": 700, "ticks": 500, "units": 12_001, "activity": 3, "messages": 850}
+    assert counts == {
+        "kv": 2,
+        "states": 700,
+        "ticks": 500,
+        "units": 12_001,
+        "activity": 3,
+        "incoming": 4,
+        "messages": 850,
+    }
     assert +store.due == Counter()
-    assert [table for table, _ in store.asked][:9] == [*TABLES, "states", "ticks", "units"], (
+    assert [table for table, _ in store.asked][:10] == [*TABLES, "states", "ticks", "units"], (
         "no table waits for another"
     )
     assert {given["most"] for _, given in store.asked} == {500}, "each statement is bounded"

@@ -86,6 +86,11 @@ class Seat:
         return f"cron:{name}"
 
     @staticmethod
+    def incoming(group: str) -> str:
+        """The seat of those who take in what SQL has sent to the types of a group."""
+        return f"incoming:{group}"
+
+    @staticmethod
     def split(seat: str) -> tuple[str, str]:
         """The kind and the rest."""
         kind, _, rest = seat.partition(":")

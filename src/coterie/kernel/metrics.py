@@ -193,6 +193,9 @@ PRUNE_OVERDUE = _gauge(
     "table",
 )
 PRUNED_ROWS = _counter("coterie_pruned_rows_total", "Rows that were deleted because their time was over", "table")
+OLDEST_INCOMING = _gauge(
+    "coterie_oldest_incoming_seconds", "How long the oldest call from SQL has waited to be moved, of the whole cluster"
+)
 DEAD_LETTERS = _gauge(
     "coterie_dead_letters", "Messages that were given up, of the whole cluster, counted up to a bound"
 )
@@ -261,6 +264,12 @@ MESSAGES = _counter(
     "type rpc outcome",
 )
 
+INCOMING = _counter(
+    "coterie_incoming_total",
+    "Calls and starts of workflows from SQL that this runner has moved: sent, started, same (key as before) or dead",
+    "outcome",
+)
+
 # Workflows
 
 WORKFLOWS = _counter(
@@ -321,7 +330,8 @@ _KNOWN: list[tuple[Meter, Sequence[tuple[str, ...]]]] = [
     (EVICTIONS, [("lease",), ("process",), ("stall",)]),
     (RENEWALS, [("ok",), ("failed",)]),
     (STEPS, [("ok",), ("failed",)]),
-    *((each, [("shard",), ("singleton",), ("cron",)]) for each in (SEATS_ACQUIRED, TAKEOVERS)),
+    (INCOMING, [("sent",), ("started",), ("same",), ("dead",)]),
+    *((each, [("shard",), ("singleton",), ("cron",), ("incoming",)]) for each in (SEATS_ACQUIRED, TAKEOVERS)),
 ]
 for _meter, _known in _KNOWN:
     for _values in _known:

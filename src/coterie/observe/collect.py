@@ -11,7 +11,7 @@ import msgspec
 from coterie.errors import CoterieError
 from coterie.kernel.ids import Seat
 from coterie.kernel.service import Tasks
-from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue
+from coterie.observe.facts import ClusterFacts, Incoming, LocalFacts, Overdue
 from coterie.observe.health import BOUNDS, judge, readiness
 from coterie.ownership.directory import peer_of
 from coterie.transport.interface import Route
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from coterie.kernel.clock import Clock
     from coterie.observe.health import Bounds, Health, Reason
     from coterie.singletons.api import SingletonInfo
+    from coterie.storage.contracts.incoming_calls import WaitingIncoming
     from coterie.storage.contracts.messages import Backlog
     from coterie.storage.interface import ClusterSnapshot, RunnerRow
     from coterie.transport.interface import Request, Transport
@@ -79,6 +80,7 @@ PROBE_S = 1.0
 """Time limit of a probe, and the age up to which facts are reused instead of read again."""
 _OVERDUE_MOST = 1_000
 _DEAD_MOST = 10_000
+_INCOMING_MOST = 100
 _ASKED_AT_ONCE = 50
 """Runners that are queried at the same time, which bounds the connections that a client opens."""
 
@@ -178,6 +180,7 @@ class Collector:
             async with asyncio.TaskGroup() as group:
                 runners = group.create_task(self._ask_all(view))
                 backlog = group.create_task(storage.messages.backlog(most=_OVERDUE_MOST, dead_most=_DEAD_MOST))
+                incoming = group.create_task(storage.incoming.backlog(most=_INCOMING_MOST))
                 unpruned = group.create_task(self._unpruned())
                 singletons = group.create_task(self._singletons(wanted="singleton" in kinds))
                 crons = group.create_task(self._crons(wanted="cron" in kinds))
@@ -191,6 +194,7 @@ class Collector:
             singletons=singletons.result(),
             crons=crons.result(),
             overdue=_overdue(found),
+            incoming=tuple(map(_incoming, incoming.result())),
             unpruned=unpruned.result(),
             dead=found.dead,
             free_s=self._free.saw(view, now_ns / 1e9),
@@ -273,3 +277,8 @@ def _overdue(backlog: Backlog) -> tuple[Overdue, ...]:
         )
         for each in backlog.late
     )
+
+
+def _incoming(each: WaitingIncoming) -> Incoming:
+    kind = "entity" if each.kind == "call" else "workflow"
+    return Incoming(id=each.id, what=f"{kind} {each.type}", waited_s=max(each.waited_s, 0.0))

@@ -116,6 +116,15 @@ class Overdue(msgspec.Struct, frozen=True, kw_only=True):
     late_s: float
 
 
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
+    """The call from SQL that has waited longest of those of one type, or the start of one workflow."""
+
+    id: str
+    what: str
+    """`entity Account`, `workflow order`."""
+    waited_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
     """The facts about the whole cluster."""
@@ -129,6 +138,8 @@ class ClusterFacts:
     crons: tuple[CronInfo, ...] = ()
     overdue: tuple[Overdue, ...] = ()
     """The longest waiting message of each seat, longest waiting first; not all, if there are many."""
+    incoming: tuple[Incoming, ...] = ()
+    """What SQL has sent and no runner has moved yet, the longest waiting first; not all, if there are many types."""
     unpruned: Mapping[str, float] = field(default_factory=dict)
     """By table, for how many seconds its oldest row is overdue for pruning; tables without such rows are left out."""
     dead: int = 0

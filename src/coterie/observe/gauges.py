@@ -49,7 +49,13 @@ def _sample_cluster(health: Health | None) -> None:
     _set(metrics.CRONS, None if health is None else health.crons)
     _set(metrics.DEAD_LETTERS, None if health is None else health.facts.dead)
     if health is None:
-        for meter in (metrics.SHARDS, metrics.HEALTH, metrics.OLDEST_MESSAGE, metrics.PRUNE_OVERDUE):
+        for meter in (
+            metrics.SHARDS,
+            metrics.HEALTH,
+            metrics.OLDEST_MESSAGE,
+            metrics.OLDEST_INCOMING,
+            metrics.PRUNE_OVERDUE,
+        ):
             meter.forget()
         return
     metrics.SHARDS.of("owned").value = health.owned_shards
@@ -59,6 +65,7 @@ def _sample_cluster(health: Health | None) -> None:
     for table in TABLES:
         metrics.PRUNE_OVERDUE.of(table).value = health.facts.unpruned.get(table, 0.0)
     _set(metrics.OLDEST_MESSAGE, max((each.late_s for each in health.facts.overdue), default=0.0))
+    _set(metrics.OLDEST_INCOMING, max((each.waited_s for each in health.facts.incoming), default=0.0))
 
 
 def _set(meter: Meter, value: float | None) -> None:

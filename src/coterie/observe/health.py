@@ -79,6 +79,7 @@ _WORSE = ("healthy", "degraded", "unhealthy")
 _DATABASE_HINT = "coterie doctor checks the database"
 _FAILING_HINT = "its log has the stack; what fails seven times within a minute gives up its seat, or ends the runner"
 _UNREADABLE_HINT = "it is left out, the others are not: mend or delete it with SQL; coterie check lists what is broken"
+_DROP = "delete from coterie.incoming where …"
 _NAMED = 3
 """Number of things of the same kind that are named; the others are counted."""
 
@@ -131,6 +132,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
         *(reason for _, reason in _singletons(facts, bounds)),
         *(reason for _, reason in _crons(facts, bounds)),
         *_messages(facts, facts.overdue, bounds),
+        *_incoming(facts, bounds),
         *_pruning(facts, bounds),
     ]
     reasons.sort(key=lambda reason: -_WORSE.index(reason.status))  # stable: reasons of one status keep their order
@@ -518,6 +520,21 @@ def _messages(facts: ClusterFacts, waiting: Iterable[Overdue], bounds: Bounds) -
         hint=f"coterie messages show {oldest.id}",
         runner=None if row is None else row.name,
     )
+
+
+def _incoming(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
+    """What SQL has sent, if no runner takes it: most often none has the type."""
+    late = [each for each in facts.incoming if each.waited_s > bounds.late_s]
+    for each in late[:_NAMED]:
+        yield Reason(
+            status="degraded",
+            what=f"calls from SQL to {each.what}",
+            problem=f"the oldest waits for {each.waited_s:.0f}s, and no runner moves it",
+            hint=f"start a runner whose program has {each.what}, or drop them: {_DROP}",
+        )
+    if len(late) > _NAMED:
+        problem = f"calls to {len(late) - _NAMED} more types wait"
+        yield Reason(status="degraded", what="calls from SQL", problem=problem)
 
 
 def _pruning(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:

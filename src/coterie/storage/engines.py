@@ -60,6 +60,11 @@ def open_storage(
     )
 
 
+def is_shared(settings: Settings) -> bool:
+    """Whether other programs use the same database, and may send from SQL; a file is coterie's alone [C2]."""
+    return settings.url.partition(":")[0] != "sqlite"
+
+
 def file_of(settings: Settings) -> Path | None:
     """The file that holds the cluster, existing or not; None: the cluster is not in a file."""
     if settings.url.partition(":")[0] != "sqlite":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from coterie.errors import PersistenceError
     from coterie.storage.contracts.activity import Activity
     from coterie.storage.contracts.executions import Executions
+    from coterie.storage.contracts.incoming_calls import IncomingStore
     from coterie.storage.contracts.inspection import Inspection
     from coterie.storage.contracts.messages import MessageStore, Transaction
     from coterie.storage.contracts.ticks import TickStore
@@ -484,6 +485,14 @@ class Schema(Protocol):
         """
         ...
 
+    async def grant_send(self, role: str) -> None:
+        """Let a role of the database send calls and start workflows from SQL, and nothing else [O2].
+
+        Raises:
+            ConfigurationError: There is no such role, the schema lacks the functions, or SQL cannot send here.
+        """
+        ...
+
 
 class Storage(Service):
     """One cluster's database: `start` connects and refuses a server that would break promises; `stop` disconnects."""
@@ -495,6 +504,7 @@ class Storage(Service):
     units: UnitStore
     machines: MachineIds
     messages: MessageStore
+    incoming: IncomingStore
     inspection: Inspection
     activity: Activity
     schema: Schema

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie.storage")
 
-Table = Literal["kv", "states", "ticks", "units", "activity", "messages"]
+Table = Literal["kv", "states", "ticks", "units", "activity", "incoming", "messages"]
 TABLES: Sequence[Table] = get_args(Table)
 
 _EVERY_S = 60.0
@@ -119,6 +119,8 @@ class Pruner:
             return await self._storage.states.purge(most=_BATCH)
         if table == "ticks":
             return await self._storage.ticks.purge(older_s=self._retention_s, most=_BATCH)
+        if table == "incoming":
+            return await self._storage.incoming.purge(older_s=self._key_retention_s, most=_BATCH)
         if table == "activity":
             return await self._storage.activity.purge(older_s=self._key_retention_s, most=_BATCH)
         purged = await self._storage.units.purge(older_s=self._retention_s, most=_BATCH)

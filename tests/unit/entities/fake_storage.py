@@ -16,6 +16,7 @@ from coterie.entities.persisted.receiver import HandoverKind, handover_of
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.service import Tasks
+from coterie.storage.contracts.incoming_calls import NoIncomingCalls
 from coterie.storage.contracts.messages import (
     Attempt,
     Delivery,
@@ -275,6 +276,7 @@ class FakeStorage:
 
     def __init__(self) -> None:
         self.messages = FakeMessages()
+        self.incoming = NoIncomingCalls()
         self.states = FakeStates(self.messages)
         self.transactions: list[FakeTransaction] = []
 

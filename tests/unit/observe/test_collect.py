@@ -15,6 +15,7 @@ from coterie import Cluster, Entity, PersistenceError, rpc
 from coterie.errors import CoterieError, MalformedMessage, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.observe.collect import Collector, FactsServer, Free, ask
 from coterie.observe.facts import LocalFacts, Usage, usage
+from coterie.storage.contracts.incoming_calls import WaitingIncoming
 from coterie.storage.contracts.messages import Backlog, LateReply
 from coterie.storage.interface import ClusterSnapshot
 from coterie.transport.interface import Route
@@ -67,7 +68,8 @@ class ObservedProcess:
             heartbeat=timedelta(seconds=30), staleness=2.0, retention=day, key_retention=day
         )
         messages = SimpleNamespace(backlog=self._backlog)
-        self.storage = SimpleNamespace(view=self._view, messages=messages, overdue=self._overdue)
+        incoming = SimpleNamespace(backlog=self._incoming)
+        self.storage = SimpleNamespace(view=self._view, messages=messages, incoming=incoming, overdue=self._overdue)
         self.transport = wires or Wires(web_1=lambda: encoded(local()))
         self.clock = ManualClock()
         self.collector = Collector(cast("Client", self), self.clock)
@@ -89,6 +91,10 @@ class ObservedProcess:
     async def _backlog(self, *, most: int, dead_most: int) -> Backlog:
         assert (most > 0, dead_most > 0) == (True, True)
         return Backlog(NOW, self.late, 3)
+
+    async def _incoming(self, *, most: int) -> list[WaitingIncoming]:
+        assert most > 0
+        return [WaitingIncoming("workflow", "order", "w1", 40.0), WaitingIncoming("call", "Account", "w2", 7.0)]
 
 
 def encoded(facts: Any) -> bytes:
@@ -158,6 +164,10 @@ async def test_what_waits_is_told_with_its_age_by_the_databases_clock() -> None:
     assert (found.now, found.dead, found.oldest) == (NOW, 3, found.overdue[0])
     (oldest,) = found.overdue
     assert (oldest.id, oldest.what, oldest.late_s) == ("7", "Account/alice.charge", 42.0)
+    assert [(each.what, each.waited_s) for each in found.incoming] == [
+        ("workflow order", 40.0),
+        ("entity Account", 7.0),
+    ]
 
 
 async def test_all_who_ask_at_once_share_one_look_and_the_next_one_looks_anew() -> None:

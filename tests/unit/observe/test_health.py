@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.kernel.supervisor import FailingTask
-from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls
+from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls, Incoming
 from coterie.observe.health import BOUNDS, judge, liveness, readiness
 from tests.unit.observe.cluster_facts import NOW, ago, cluster, cron, local, overdue, row, seat, shards, singleton
 
@@ -407,6 +407,22 @@ def test_pruning_that_is_behind_is_told(late_s: float, status: Status | None) ->
     for reason in reasons:
         assert reason.what == "table units"
         assert f"should have been deleted {late_s:.0f}s ago" in reason.problem
+
+
+@pytest.mark.parametrize(("waited_s", "status"), [(29.0, None), (31.0, "degraded"), (90_000.0, "degraded")])
+def test_o2_what_sql_has_sent_and_nobody_takes_is_told_and_makes_no_runner_unready(
+    waited_s: float, status: Status | None
+) -> None:
+    waiting = [Incoming(id=str(number), what=f"entity T{number}", waited_s=waited_s - number) for number in range(5)]
+    facts = cluster(incoming=(*waiting, Incoming(id="w", what="workflow W", waited_s=1.0)))
+    reasons = [reason for reason in judge(facts).reasons if "SQL" in reason.what]
+    assert {reason.status for reason in reasons} == (set() if status is None else {status})
+    if waited_s > 40:
+        assert [str(reason) for reason in reasons[2:]] == [
+            "calls from SQL to entity T2: the oldest waits for 89998s, and no runner moves it",
+            "calls from SQL: calls to 2 more types wait",
+        ]
+    assert unready(facts) == []
 
 
 # Readiness

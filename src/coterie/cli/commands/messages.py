@@ -22,6 +22,7 @@ from coterie.entities.calls.by_name_client import CallsByName
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import Seat, ShardId
 from coterie.observe.message_filter import QUALIFIERS, STATES, MessageOptions, choose, state_of, walk
+from coterie.storage.contracts.incoming_calls import START
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -229,7 +230,7 @@ def shown(screen: Screen, message: MessageInfo, view: ClusterSnapshot, *, state:
         rows = [(str(each.number), screen.time(each.at, now), one_line(each.error)) for each in message.errors]
         attempts = screen.table(("#", "FAILED", "RESULT"), rows, right=("#",))
         parts.append("\n".join(f"  {line}" for line in attempts.splitlines()))
-    if state == "dead":
+    if state == "dead" and message.method != START:
         parts.append(f"retry: coterie messages retry {message.id}")
     return "\n\n".join(parts)
 

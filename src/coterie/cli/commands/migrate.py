@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from coterie.cli.client import common, settings_for, storage_for
+from coterie.cli.client import WRONG, common, refuse, settings_for, storage_for
 from coterie.cli.output import echo, lasting, plural
 from coterie.cli.progress import ProgressLine
 
@@ -30,15 +30,34 @@ if TYPE_CHECKING:
     help="pre: before the new version is deployed (the default); post: when no older one runs any more. "
     "An empty database gets both.",
 )
+@click.option(
+    "--grant-send",
+    "sender",
+    metavar="ROLE",
+    help="Let a role of the database call coterie.send and coterie.start_workflow from SQL, and nothing else.",
+)
 @common
-def command(act: str, phase: Phase | None, url: str | None, as_json: bool) -> None:
+def command(act: str, phase: Phase | None, sender: str | None, url: str | None, as_json: bool) -> None:
     """Migrate the database to this version's schema.
 
     \b
     Example:
       coterie migrate --url postgresql://owner@db.internal/app --apply
     """
-    asyncio.run(_migrate(settings_for(url), act, phase, as_json=as_json))
+    settings = settings_for(url)
+    if sender is None:
+        asyncio.run(_migrate(settings, act, phase, as_json=as_json))
+    elif act != "plan" or phase is not None:
+        refuse("--grant-send is given with what migrates", hint="run two commands, --apply first", code=WRONG)
+    else:
+        asyncio.run(_grant_send(settings, sender, as_json=as_json))
+
+
+async def _grant_send(settings: Settings, role: str, *, as_json: bool) -> None:
+    async with storage_for(settings) as storage:
+        await storage.schema.grant_send(role)
+        document = json.dumps({"database": storage.address, "granted": role})
+        echo(document if as_json else f"role {role} may send from SQL   {storage.address}")
 
 
 async def _migrate(settings: Settings, act: str, phase: Phase | None, *, as_json: bool) -> None:

@@ -117,7 +117,13 @@ class ByNameServer:
         finally:
             self._calls.pop(request, None)
 
-    async def _invoke(self, asked: Invoke, within_s: float) -> Invoked:
+    def call_of(self, asked: Invoke, *, within_s: float | None = None) -> tuple[Call[Any], TypedSender]:
+        """The call that is asked for, its arguments checked, and what sends it.
+
+        Raises:
+            UnknownEntity: This program does not have the method.
+            MalformedMessage: The arguments do not fit, or the method cannot be called so.
+        """
         target = f"{asked.entity_type}/{asked.entity_id}.{asked.method}"
         entity_type = self._types.get(asked.entity_type)
         rpc = None if entity_type is None else entity_type.rpcs.get(asked.method)
@@ -128,6 +134,11 @@ class ByNameServer:
         call: Call[Any] = Call(EntityAddress(asked.entity_type, asked.entity_id), rpc, payload, sender, within_s)
         call.mark_sent()
         call.key = asked.key
+        return call, sender
+
+    async def _invoke(self, asked: Invoke, within_s: float) -> Invoked:
+        call, sender = self.call_of(asked, within_s=within_s)
+        rpc = call.rpc
         try:
             if not asked.waits:
                 message_id = await sender.send(call, at=asked.at, delay_s=asked.delay_s)

@@ -110,6 +110,8 @@ class DirectDelivery(Struct, eq=False, gc=False):
 
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+_INCOMING_MOST_S = 0.2
+"""The longest pause between two looks at a message that SQL has sent: it is moved every 200 ms."""
 _LEFT_MOST = 10_000
 _BRING_S = 1.0
 """How long to try to reach the owner of a message without a waiter: by then the owner's own sweep has found it."""
@@ -239,7 +241,9 @@ class PersistedSender:
                 f"message {message_id} is stored when {outer.target} has ended: its result cannot be awaited in there"
             )
         until_s = self._calling.time() + within_s
-        row = await self._row(message_id, until_s=until_s)
+        row = await self._replies.find(message_id, until_s=until_s)
+        if row is None:
+            row = await self._came_in(message_id, until_s=until_s, within_s=within_s)
         rpc = rpc_of(row.entity_type, row.method)
         if row.status != "pending":
             return self._replies.read(row, rpc)
@@ -256,7 +260,9 @@ class PersistedSender:
         until_s = self._calling.time() + within_s
         while True:
             row = await self._replies.find(message_id, until_s=until_s)
-            if row is None or row.status != "pending":
+            if row is None:
+                return await self._storage.incoming.cancel(message_id)
+            if row.status != "pending":
                 return False
             answer = await self._try_cancel(row)
             if answer is not None:
@@ -264,6 +270,15 @@ class PersistedSender:
             if self._calling.time() >= until_s:
                 raise SendTimeout(target=f"the owner of message {message_id}", waited_s=within_s)
             await self._calling.routing.wait_for_change(within_s=_PAUSE_MOST_S)
+
+    def message_of(self, call: Call[Any], entity_type: EntityType[Any], *, id: str, at: datetime | None) -> Message:
+        """The message of a call that has an id already: SQL has sent it [O2].
+
+        Raises:
+            MalformedMessage: It is too large, or its key is none.
+        """
+        message = self._message(call, entity_type, None, at=at)
+        return msgspec.structs.replace(message, id=id)
 
     def hand_over(self, message: Message) -> None:
         """Hand a message that a handler sent, and that is stored now, to its owner, without waiting for an answer."""
@@ -379,6 +394,16 @@ class PersistedSender:
         if row is None:
             raise MessageExpired(message_id=message_id)
         return row
+
+    async def _came_in(self, message_id: str, *, until_s: float, within_s: float) -> MessageRow:
+        """The row of a message that SQL has sent, once it is moved; of the one that it is the same as [O2]."""
+        pause_s = _PAUSE_S
+        while (found := await self._storage.incoming.find(message_id)) is not None and found.same_as is None:
+            if self._calling.time() + pause_s >= until_s:
+                raise SendTimeout(target=f"message {message_id} of {found.type}", waited_s=within_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _INCOMING_MOST_S)
+        return await self._row(message_id if found is None else found.same_as or "", until_s=until_s)
 
     # Handing over
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coterie.errors import ConfigurationError
+from coterie.errors import ConfigurationError, quoted
 from coterie.storage import migrations, statements
 from coterie.storage.interface import SECRET_BYTES
 from coterie.storage.migrations import Migration
@@ -67,6 +67,25 @@ class PostgresSchema:
             return [migration for group in groups for migration in await self._apply(session, group)]
 
         return await self._with_session(apply)
+
+    async def grant_send(self, role: str) -> None:
+        """Let a role call `coterie.send` and `coterie.start_workflow`, which need no rights of their caller [O2]."""
+
+        async def grant(session: PostgresSession) -> None:
+            rows = await self._fetch(session, "grant_send", role)
+            if not rows:
+                raise ConfigurationError(
+                    problem=f"role {quoted(role)} cannot be let in: {self._connector.address} has no such role",
+                    hint="create it first: create role … login",
+                )
+            if "incoming" not in {row["name"] for row in await self._fetch(session, "tables")}:
+                raise ConfigurationError(
+                    problem=f"the schema of {self._connector.address} has no functions to send with yet",
+                    hint="run: coterie migrate --apply",
+                )
+            await session.execute(rows[0]["statements"], over=deadline(self._limits.migration_s))
+
+        await self._with_session(grant)
 
     async def require_usable(self, *, migrate: bool) -> None:
         """Set up an empty database if asked and permitted, then refuse a schema that this program cannot use."""

@@ -24,6 +24,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("secrets", "agreements", "fingerprints"), ("select", "insert")),
     "machines": ("select", "insert", "update"),
     "audit": ("insert",),
+    "incoming": ("select", "update", "delete"),
 }
 """The rights that the role needs on coterie's tables at run time. Locking a row needs `update` too [M12]."""
 

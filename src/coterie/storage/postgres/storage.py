@@ -16,6 +16,7 @@ from coterie.storage.postgres import server_check
 from coterie.storage.postgres.audit import PostgresActivity, PostgresInspection
 from coterie.storage.postgres.connector import ConnectionLimits, Connector
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, hopeless, loss, refusal
+from coterie.storage.postgres.incoming_calls import PostgresIncoming
 from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machine_ids import PostgresMachines
 from coterie.storage.postgres.messages import PostgresMessages
@@ -112,6 +113,7 @@ class PostgresStorage(Storage):
         self.messages = PostgresMessages(**parts)
         self.inspection = PostgresInspection(**parts)
         self.activity = PostgresActivity(**parts)
+        self.incoming = PostgresIncoming(**parts)
         self.undertakings = PostgresTransactions(
             self._connector,
             size=settings.pool_size,

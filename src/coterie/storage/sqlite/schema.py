@@ -68,6 +68,13 @@ class SqliteSchema:
         doing = f"apply migrations to {self._database.address}"
         return await self._database.transact(lambda connection: self._apply(connection, phase), doing=doing)
 
+    async def grant_send(self, role: str) -> None:
+        """Refuse: nobody but coterie writes into the file [C2]."""
+        raise ConfigurationError(
+            problem=f"role {role} cannot be let in: {self._database.address} has no roles, and coterie alone writes it",
+            hint="send from Python (cluster.send, cluster.sync()), or use PostgreSQL",
+        )
+
     async def prepare(self, *, migrate: bool) -> None:
         """Set up an empty database if `migrate`; raise unless this program can work with the schema."""
         found = await self.applied()

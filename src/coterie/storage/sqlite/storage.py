@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.incoming_calls import NoIncomingCalls
 from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.contracts.ticks import TickClaim, TickNote
 from coterie.storage.contracts.units import StepWrite, UnitEnd
@@ -109,6 +110,7 @@ class SqliteStorage(Storage):
         self.machines = SqliteMachines(self._main, **parts)
         self.inspection = SqliteInspection(self._main, **parts)
         self.activity = SqliteActivity(self._main, **parts)
+        self.incoming = NoIncomingCalls()
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )

@@ -65,11 +65,16 @@ def rows_of(write: Post) -> list[Hashable]:
     return rows
 
 
+def columns_of(messages: Sequence[Message]) -> list[list[Any]]:
+    """The arrays of whole messages, in the order of `MESSAGE`."""
+    return _columns(messages, *MESSAGE)
+
+
 def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
     """The arrays that the statement takes, after the cluster's name and, if fenced, the claims."""
     if shape == "insert_messages":
         messages = sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order)
-        return _columns(messages, *MESSAGE)
+        return columns_of(messages)
     if shape == "set_back":
         failed = cast("Sequence[Setback]", writes)
         columns = [[getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")]
@@ -116,7 +121,7 @@ def _changes(writes: Sequence[Commit]) -> list[list[Any]]:
 
 def _sends(writes: Sequence[Commit]) -> list[list[Any]]:
     sends = [(number, message) for number, write in enumerate(writes, 1) for message in write.sends]
-    return [[number for number, _ in sends], *_columns([message for _, message in sends], *MESSAGE)]
+    return [[number for number, _ in sends], *columns_of([message for _, message in sends])]
 
 
 def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:

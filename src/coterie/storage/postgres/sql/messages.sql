@@ -481,7 +481,7 @@ limit $3;
 -- Make a dead message pending again.
 update coterie.messages
 set status = 0, completed_at = null, attempts = 0, losses = 0, due_at = statement_timestamp()
-where cluster = $1 and id = $2 and status = 2
+where cluster = $1 and id = $2 and status = 2 and method <> '(start)' -- that is no call, see incoming.sql
 returning id;
 
 -- name: revive_all
@@ -490,6 +490,7 @@ returning id;
 with troubled as materialized (
     select id, status from coterie.messages
     where cluster = $1 and entity_type = $2 and entity_id = $3 and attempts > 0 and status <> 1
+        and method <> '(start)'
     order by id
     for no key update
 ), revived as (

@@ -23,6 +23,9 @@ from (select clock_timestamp() as now) as clock cross join lateral (
         ('activity', (
             select at from coterie.activity where cluster = $1 order by cluster, id limit 1
         ) + make_interval(secs => $3::float8)),
+        ('incoming', (
+            select sent_at from coterie.incoming where cluster = $1 and same_as is not null order by sent_at limit 1
+        ) + make_interval(secs => $3::float8)),
         ('messages', (
             select min(m.completed_at + make_interval(secs => case when m.key is null then $2::float8 else $3::float8 end))
             from (

@@ -53,6 +53,16 @@ select number, phase, name from coterie.migrations order by number;
 -- One more migration is there.
 insert into coterie.migrations (number, phase, name) values ($1, $2, $3);
 
+-- name: grant_send
+-- The statements that let a role send from SQL; no row if there is no such role ("public" is none).
+select format(
+    'grant usage on schema coterie to %1$I;'
+    'grant execute on function coterie.send(text, text, text, jsonb, text, timestamptz, interval, text) to %1$I;'
+    'grant execute on function coterie.start_workflow(text, jsonb, text, text) to %1$I',
+    rolname
+) as statements
+from pg_roles where rolname = $1;
+
 -- name: lock_migrations
 -- One process at a time changes the schema; the lock goes with the transaction.
 select pg_advisory_xact_lock($1);
