@@ -25,7 +25,7 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 if TYPE_CHECKING:
-    CronBody: TypeAlias = Callable[[Tick], Coroutine[Any, Any, None]]
+    CronBody = TypeVar("CronBody", bound=Callable[[Tick], Coroutine[Any, Any, None]] | Callable[[Tick], None])
     SingletonBody: TypeAlias = Callable[[Leader[R]], Coroutine[Any, Any, None]]
     WorkflowFn: TypeAlias = Callable[[Workflow, A], Coroutine[Any, Any, T]]
 
@@ -98,6 +98,8 @@ class Definitions:
 
     def cron(self, name: str, schedule: str, **options: Unpack[CronOptions]) -> Callable[[CronBody], CronBody]:
         """Define a cron: a function that runs on a schedule, once for each tick in the whole cluster.
+
+        An `async def`, or a plain `def`, which runs in a thread (the setting `threads`).
 
         Example:
             ```python

@@ -163,6 +163,8 @@ class Runner(Client):
     ) -> None:
         super().__init__(settings, parts)
         self.name = name_of(settings)
+        self.threads = parts.new_threads(settings)
+        """Where plain functions of the program run."""
         self.gone = asyncio.Event()
         """Set when it has stopped, for whatever reason."""
         self.left_behind: list[str] = []
@@ -326,6 +328,7 @@ class Runner(Client):
         self._credentials = credentials_of(self.settings, salt=await self.storage.secret()).encode()
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
+        await self.threads.start()
         await self._live_first()
         otlp.publish(self._gauges)
         self.tasks.supervise(self._live_again_and_again, name="live again", supervisor=self.supervisor)
@@ -337,6 +340,7 @@ class Runner(Client):
             last.callback(otlp.withdraw, self._gauges)
             last.push_async_callback(self._close)
             last.push_async_callback(self._setups.close)
+            last.push_async_callback(self.threads.stop)
             last.push_async_callback(self.calling.stop)
             for each in self._last:
                 last.push_async_callback(each)

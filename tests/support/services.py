@@ -10,6 +10,7 @@ from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
 from coterie.work.services import Services
+from coterie.work.threads import InlineThreads
 from tests.support.manual_clock import ManualClock
 
 
@@ -33,5 +34,6 @@ def services(*, settings: dict[str, Any] | None = None, **given: Any) -> Service
         "supervisor": Supervisor(Random(1)),
         "resign": None,
         "tokens_of": None,
+        "threads": InlineThreads(),
     }
     return Services(**rest | given)

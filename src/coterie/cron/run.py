@@ -18,7 +18,7 @@ import traceback
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from coterie.cron.decide import CUT_OFF, goes_on, is_too_old
 from coterie.cron.tick import Tick
@@ -32,12 +32,15 @@ from coterie.storage.contracts.units import life_of_tick, unit_of_tick
 from coterie.work.context import context_of, in_span
 from coterie.work.limits import is_cancelled, settled
 from coterie.work.occupants import GRACE_S
+from coterie.work.threads import in_thread
 from coterie.work.while_held import while_held
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from datetime import datetime
 
     from coterie.cron.definition import Cron
+    from coterie.cron.tick import Beat
     from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
     from coterie.storage.interface import Written
@@ -176,7 +179,11 @@ class TickRun:
     async def _call_body(self) -> None:
         work = self._work = self._new_work()
         work.places.begin()
-        await self._cron.body(self._tick(work))
+        if self._cron.is_threaded:
+            body = partial(self._cron.body, self._tick(work))
+            await in_thread(self._services.threads, body, what=str(self), alone=self._unit)
+        else:
+            await cast("Coroutine[Any, Any, None]", self._cron.body(self._tick(work)))
 
     async def _within_timeout(self, body: Any) -> None:
         if self._cron.timeout_s is None:
@@ -193,7 +200,7 @@ class TickRun:
             task.result()
             return
         task.cancel()
-        await settled([task], limit_s=GRACE_S)
+        await settled([task], limit_s=None if self._cron.is_threaded else GRACE_S)
         if not task.done():
             log.error("%s ignored its cancellation for %gs and is abandoned; what it writes is refused", self, GRACE_S)
         raise TimeoutError(f"it did not end within {self._cron.timeout_s:g}s")
@@ -207,7 +214,7 @@ class TickRun:
             work=work,
             services=self._services,
             tenure=self._tenure,
-            beat=self._beat,
+            beat=self._beat_of_thread() if self._cron.is_threaded else self._beat,
         )
 
     def _new_work(self) -> DurableWork:
@@ -294,6 +301,14 @@ class TickRun:
         self._note = storable(note[:_TEXT_MOST]), done, total
         if self._beating is None or self._beating.done():
             self._beating = self._services.tasks.spawn(self._write_beat(), name=f"beat {self._cron.name}", report=False)
+
+    def _beat_of_thread(self) -> Beat:
+        loop = asyncio.get_running_loop()
+
+        def beat(note: str, done: int | None, total: int | None) -> None:
+            loop.call_soon_threadsafe(self._beat, note, done, total)
+
+        return beat
 
     async def _write_beat(self) -> None:
         while True:

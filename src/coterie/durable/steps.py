@@ -32,7 +32,9 @@ from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.work.context import facts_of
+from coterie.work.definition import is_plain
 from coterie.work.limits import is_cancelled
+from coterie.work.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -60,7 +62,7 @@ def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, An
         raise MalformedMessage(
             what=what,
             problem=f"{name} returned {type(value).__name__}, and has no return annotation by which to read it again",
-            hint=f"annotate it: async def {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
+            hint=f"annotate it: def {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
         )
     return PLAIN.settled(value, what)
 
@@ -133,7 +135,8 @@ class StepCall(NamedTuple):
     """A step that was called, at its place."""
 
     place: Place
-    fn: Callable[..., Awaitable[Any]]
+    fn: Callable[..., Any]
+    """An async function; or a plain one, which runs in a thread."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     retry: Retry | None = None
@@ -162,13 +165,13 @@ class DurableWork(WaitingWork):
     def step(
         self,
         name: str,
-        fn: Callable[..., Awaitable[T]],
+        fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         retry: Retry | None = None,
         timeout_s: float | None = None,
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Coroutine[Any, Any, Any]:
         """Run a function once and return its result, in this and every later run."""
         place = self.places.next_place("step", named(name, "a step"), digest(args, kwargs))
         return self.run(StepCall(place, fn, args, kwargs, retry or self.retry, timeout_s))
@@ -239,9 +242,10 @@ class DurableWork(WaitingWork):
             attempts.made += 1
             try:
                 with self.places.inside():
+                    work = self._in_thread(step) if is_plain(fn) else fn(*args, **kwargs)
                     if timeout_s is None and not spans.on:
-                        return await fn(*args, **kwargs)
-                    return await self._limited(place, fn(*args, **kwargs), timeout_s, attempts.made)
+                        return await work
+                    return await self._limited(place, work, timeout_s, attempts.made)
             except (LeadershipLost, StepDiverged):
                 raise
             except asyncio.CancelledError:
@@ -261,6 +265,11 @@ class DurableWork(WaitingWork):
             self.require_held()
             await asyncio.sleep(pause_s or 0.0)
             self.require_held()  # a runner that was frozen here must not run what its successor has stored
+
+    def _in_thread(self, step: StepCall) -> Coroutine[Any, Any, Any]:
+        place, body = step.place, partial(step.fn, *step.args, **step.kwargs)
+        alone = (self.unit, place.branch, place.position)  # an attempt that was given up may still run
+        return in_thread(self._services.threads, body, what=self._what(place), alone=alone)
 
     async def _limited(self, place: Place, work: Awaitable[Any], timeout_s: float | None, attempt: int) -> Any:
         async with asyncio.timeout(timeout_s):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.contracts.units import UnitStore
     from coterie.storage.interface import Storage
+    from coterie.work.threads import Threads
 
 
 class Resign(Protocol):
@@ -49,6 +50,8 @@ class Services:
     supervisor: Supervisor
     resign: Resign
     tokens_of: Callable[[], Tokens]
+    threads: Threads
+    """Where plain functions of the program run."""
 
     @property
     def units(self) -> UnitStore:

@@ -12,7 +12,7 @@ from coterie.entities.host.activation import ActivationFailed, NotHeld, Resident
 from coterie.entities.host.dispatch import CallQueue
 from coterie.entities.host.responder import report_defect, report_stubborn, timed_out
 from coterie.entities.persisted.commit import Commits
-from coterie.entities.rpc import nearest
+from coterie.entities.declared_errors import nearest
 from coterie.errors import MalformedMessage, NewerVersion
 from coterie.kernel import chaos, spans
 from coterie.kernel.coroutines import coroutine_of
@@ -111,7 +111,8 @@ class HandlerExecutor:
         if work.task is not None and not work.is_stopped:
             work.is_stopped = True
             work.task.cancel()
-            self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
+            if not work.rpc.is_threaded:  # the threads report their own
+                self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
 
     async def close(self) -> None:
         """Stop the deadline timer, the spare task and the commits."""
