@@ -29,6 +29,7 @@ from coterie.setup import Setups
 from coterie.transport.credentials import credentials_of
 from coterie.transport.interface import Route, Transport
 from coterie.transport.requests import Routes
+from coterie.work.middleware import Middleware
 from coterie.work.pruner import TABLES
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Runner(Client):
         definitions: Seats that no package defines.
         occupy: Makes the occupants of seats whose kind belongs to no package.
         setups: Opened before the first seat is taken, and closed in reverse order after the last is released.
+        middleware: What runs around each attempt of the program's work.
 
     Promise:
         An eviction ends everything that ran under the old incarnation before anything runs under the new one.
@@ -160,11 +162,13 @@ class Runner(Client):
         definitions: Sequence[Definition] = (),
         occupy: Callable[[Runner], Occupy] = no_occupants,
         setups: Sequence[Setup] = (),
+        middleware: Middleware | None = None,
     ) -> None:
         super().__init__(settings, parts)
         self.name = name_of(settings)
         self.threads = parts.new_threads(settings)
         """Where plain functions of the program run."""
+        self.middleware = middleware or Middleware()
         self.gone = asyncio.Event()
         """Set when it has stopped, for whatever reason."""
         self.left_behind: list[str] = []
@@ -221,6 +225,7 @@ class Runner(Client):
             membership=None if self._life is None else self._life.membership,
             used=self._parts.usage(),
             failing=self.supervisor.failing(),
+            threads=self.threads.use(),
         )
 
     def tenure(self, seat: str) -> Tenure | None:

@@ -9,6 +9,7 @@ from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
+from coterie.work.middleware import Middleware
 from coterie.work.services import Services
 from coterie.work.threads import InlineThreads
 from tests.support.manual_clock import ManualClock
@@ -35,5 +36,6 @@ def services(*, settings: dict[str, Any] | None = None, **given: Any) -> Service
         "resign": None,
         "tokens_of": None,
         "threads": InlineThreads(),
+        "middleware": Middleware(),
     }
     return Services(**rest | given)

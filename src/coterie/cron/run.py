@@ -31,6 +31,7 @@ from coterie.storage.contracts.ticks import Kind, Outcome, TickNote, TickRow
 from coterie.storage.contracts.units import life_of_tick, unit_of_tick
 from coterie.work.context import context_of, in_span
 from coterie.work.limits import is_cancelled, settled
+from coterie.work.middleware import WorkInfo
 from coterie.work.occupants import GRACE_S
 from coterie.work.threads import in_thread
 from coterie.work.while_held import while_held
@@ -179,11 +180,21 @@ class TickRun:
     async def _call_body(self) -> None:
         work = self._work = self._new_work()
         work.places.begin()
-        if self._cron.is_threaded:
-            body = partial(self._cron.body, self._tick(work))
-            await in_thread(self._services.threads, body, what=str(self), alone=self._unit)
+        tick = self._tick(work)
+        if self._services.middleware:
+            await self._services.middleware.around(self._described(), lambda: self._body_of(tick))
         else:
-            await cast("Coroutine[Any, Any, None]", self._cron.body(self._tick(work)))
+            await self._body_of(tick)
+
+    def _body_of(self, tick: Tick) -> Coroutine[Any, Any, Any]:
+        if self._cron.is_threaded:
+            threads, body = self._services.threads, partial(self._cron.body, tick)
+            return in_thread(threads, body, what=str(self), alone=self._unit)
+        return cast("Coroutine[Any, Any, Any]", self._cron.body(tick))
+
+    def _described(self) -> WorkInfo:
+        at = f"{self._row.at:%Y-%m-%dT%H:%M:%SZ}"
+        return WorkInfo(kind="tick", name=self._cron.name, id=at, attempt=self._attempt)
 
     async def _within_timeout(self, body: Any) -> None:
         if self._cron.timeout_s is None:

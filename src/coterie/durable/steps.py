@@ -29,11 +29,13 @@ from coterie.errors import (
     StepDiverged,
 )
 from coterie.kernel import chaos, metrics, spans
+from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.work.context import facts_of
 from coterie.work.definition import is_plain
 from coterie.work.limits import is_cancelled
+from coterie.work.middleware import WorkInfo
 from coterie.work.threads import in_thread
 
 if TYPE_CHECKING:
@@ -145,6 +147,11 @@ class StepCall(NamedTuple):
     """Whether its result is needed again."""
 
 
+def _called(step: StepCall) -> Awaitable[Any]:
+    work: Awaitable[Any] = step.fn(*step.args, **step.kwargs)
+    return work
+
+
 class Attempts:
     """Counts the attempts of a step."""
 
@@ -236,13 +243,13 @@ class DurableWork(WaitingWork):
             return row, value if row.value is data else _UNREAD  # an earlier attempt may have stored another value
 
     async def _run_with_retries(self, step: StepCall, attempts: Attempts) -> Any:
-        place, fn, args, kwargs, retry, timeout_s, _ = step
+        place, retry, timeout_s = step.place, step.retry, step.timeout_s
         attempt = unreached = 0
         while True:
             attempts.made += 1
             try:
                 with self.places.inside():
-                    work = self._in_thread(step) if is_plain(fn) else fn(*args, **kwargs)
+                    work = self._begun(step, attempts.made)
                     if timeout_s is None and not spans.on:
                         return await work
                     return await self._limited(place, work, timeout_s, attempts.made)
@@ -266,7 +273,26 @@ class DurableWork(WaitingWork):
             await asyncio.sleep(pause_s or 0.0)
             self.require_held()  # a runner that was frozen here must not run what its successor has stored
 
-    def _in_thread(self, step: StepCall) -> Coroutine[Any, Any, Any]:
+    def _begun(self, step: StepCall, attempt: int) -> Awaitable[Any]:
+        """One attempt, inside of the program's middleware."""
+        call = self._in_thread if is_plain(step.fn) else _called
+        if not self._services.middleware:
+            return call(step)
+        seat, kind = self._tenure.seat, step.place.kind
+        if self.unit.startswith(f"{seat}/"):  # of a tick or a leader
+            name, key = Seat.split(seat)[1], self.unit.removeprefix(f"{seat}/")
+        else:
+            name, _, key = self.unit.partition(":")[2].partition("/")
+        work = WorkInfo(
+            kind="compensation" if kind == "compensation" else "step",
+            name=name,
+            id=key,
+            method=step.place.name,
+            attempt=attempt,
+        )
+        return self._services.middleware.around(work, lambda: call(step))
+
+    def _in_thread(self, step: StepCall) -> Awaitable[Any]:
         place, body = step.place, partial(step.fn, *step.args, **step.kwargs)
         alone = (self.unit, place.branch, place.position)  # an attempt that was given up may still run
         return in_thread(self._services.threads, body, what=self._what(place), alone=alone)

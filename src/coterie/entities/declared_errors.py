@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from coterie.errors import CoterieError
 from coterie.work.definition import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SAMPLES = ((bool, True), (int, 7), (float, 7.5), (bytes, b"sample"))
 

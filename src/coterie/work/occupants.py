@@ -78,6 +78,7 @@ class Occupants(Generic[OccupantT]):
             resign=self._resign,
             tokens_of=lambda: runner.tokens,
             threads=runner.threads,
+            middleware=runner.middleware,
         )
         self._runner = runner
         runner.at_end(self.stop)

@@ -28,12 +28,14 @@ from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from coterie.kernel.context import Cancellation, enter_thread
 from coterie.kernel.service import Service
 from coterie.work.limits import STUBBORN_S, settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+    from collections.abc import AsyncIterator, Callable, Hashable
 
     from coterie.settings import Settings
 
@@ -47,8 +49,8 @@ _FRAMES = 3
 """The innermost frames of a stubborn body that are logged."""
 
 
-class StubbornBody(NamedTuple):
-    """A body that was cancelled and still runs in its thread."""
+class StubbornBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A body that was cancelled and still runs in its thread. Sent over the wire with field names."""
 
     what: str
     for_s: float
@@ -61,7 +63,7 @@ class ThreadUse(NamedTuple):
     busy: int = 0
     waiting: int = 0
     """Bodies that wait for a thread."""
-    stubborn: Sequence[StubbornBody] = ()
+    stubborn: tuple[StubbornBody, ...] = ()
 
 
 class Threads(Protocol):
@@ -363,19 +365,17 @@ class ThreadPool(Service):
     def _report(self, body: ThreadBody) -> None:
         if not body.has_ended:
             log.error(
-                "%s was cancelled %gs ago and still runs in its thread, which nothing can end: until it returns it keeps "
-                "its thread, and no other attempt begins; let it look at current().cancelled now and then\n%s",
+                "%s was cancelled %gs ago and still runs in its thread, which nothing can end: until it returns, no other "
+                "attempt begins; let it look at current().cancelled now and then\n%s",
                 body.what, STUBBORN_S, body.where(),
             )  # fmt: skip
 
-    def _stubborn(self) -> list[StubbornBody]:
-        cancelled = [body for body in self._running if body.cancellation.is_set]
-        for_s = [self._loop.time() - body.cancelled_at_s for body in cancelled]
-        return [
-            StubbornBody(body.what, since_s)
-            for body, since_s in zip(cancelled, for_s, strict=True)
-            if since_s >= STUBBORN_S
-        ]
+    def _stubborn(self) -> tuple[StubbornBody, ...]:
+        now_s = self._loop.time() if self._running else 0.0
+        cancelled = [(body, now_s - body.cancelled_at_s) for body in self._running if body.cancellation.is_set]
+        return tuple(
+            StubbornBody(what=body.what, for_s=since_s) for body, since_s in cancelled if since_s >= STUBBORN_S
+        )
 
     # In the threads
 

@@ -102,9 +102,7 @@ class Workflow(Steps):
         self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]: ...
     @overload
-    def step(
-        self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, T]: ...
+    def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]: ...
     def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """See `Steps.step`; with the options of this workflow."""
         return self._work.step(name, fn, args, kwargs, retry=self._retry, timeout_s=self._timeout_s)

@@ -31,6 +31,7 @@ from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.text import said
 from coterie.work.limits import STUBBORN_S, settled
+from coterie.work.middleware import Middleware
 from coterie.work.threads import InlineThreads
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Host:
         hand_over: Hands a message that a handler sent to its owner, once it is stored.
         supervisor: The supervisor of this process.
         threads: Where plain functions run. Default: on the loop.
+        middleware: What runs around each call. Default: nothing.
 
     Promise:
         Every delivered call is answered once, by its deadline and a tick, whatever its handler does (see `Work`).
@@ -85,9 +87,11 @@ class Host:
         hand_over: Callable[[Message], None] = lambda _: None,
         supervisor: Supervisor | None = None,
         threads: Threads | None = None,
+        middleware: Middleware | None = None,
     ) -> None:
         self.cluster = cluster
         self.threads = threads or InlineThreads()
+        self.middleware = middleware or Middleware()
         self.storage = storage
         self.settings = settings
         self.clock = clock
