@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from coterie.errors import ShuttingDown
 from coterie.kernel.service import State, Tasks
 from coterie.main import loop_factory
-from coterie.work.threads import body_here
+from coterie.work.threads import await_here, body_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -63,6 +63,9 @@ class LoopBridge:
             RuntimeError: An event loop runs in this thread.
             ShuttingDown: The loop ended before the call did.
         """
+        if (simulated := await_here.get()) is not None:
+            result: T = simulated(make)
+            return result
         require_blocking()
         loop = self._running_loop()
         if loop is not None:

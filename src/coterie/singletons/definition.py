@@ -105,9 +105,7 @@ class Singleton(Generic[S]):
         )
 
 
-_INSTEAD = (
-    "a leader has to end when its seat moves, which a thread need not: await blocking functions as steps of a unit"
-)
+_INSTEAD = "a leader ends when its seat moves, and a thread need not: await blocking functions as steps of a unit"
 
 
 def define(name: str, body: SingletonBody, options: SingletonOptions[Any]) -> Singleton[Any]:

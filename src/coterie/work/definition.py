@@ -69,7 +69,8 @@ def require_body(body: Any, *, what: str, argument: str, instead: str = "") -> N
         instead: Plain functions are refused too, with what to do about blocking code. Empty: they run in threads.
     """
     shown = getattr(body, "__name__", repr(body))
-    hint = f"write {'async ' if instead else ''}def {shown if shown.isidentifier() else 'work'}({argument})"
+    kind = "async def" if instead or is_async(body) else "def"
+    hint = f"write {kind} {shown if shown.isidentifier() else 'work'}({argument})"
     if instead and is_plain(body):
         raise refusal(f"{what}: {shown} is no async function", hint=f"{hint}; {instead}")
     if not (is_async(body) or is_plain(body)):

@@ -35,7 +35,7 @@ from coterie.kernel.service import Service
 from coterie.work.limits import STUBBORN_S, settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 
     from coterie.settings import Settings
 
@@ -99,8 +99,13 @@ async def in_thread(
     return await value if inspect.isawaitable(value) else value
 
 
+await_here: ContextVar[Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any] | None]
+await_here = ContextVar("coterie_await_here", default=None)
+"""How a body in a simulation has the loop await something; None: this is none, and its thread may wait by itself."""
+
+
 class InlineThreads:
-    """Runs bodies at once, on the loop: for simulations, which have no threads, and for probes."""
+    """Runs bodies at once, on the loop: for probes."""
 
     async def start(self) -> None:
         """There is nothing to start."""
@@ -365,8 +370,8 @@ class ThreadPool(Service):
     def _report(self, body: ThreadBody) -> None:
         if not body.has_ended:
             log.error(
-                "%s was cancelled %gs ago and still runs in its thread, which nothing can end: until it returns, no other "
-                "attempt begins; let it look at current().cancelled now and then\n%s",
+                "%s was cancelled %gs ago and still runs in its thread, which nothing can end: until it returns, no "
+                "other attempt begins; let it look at current().cancelled now and then\n%s",
                 body.what, STUBBORN_S, body.where(),
             )  # fmt: skip
 
