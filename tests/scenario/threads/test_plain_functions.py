@@ -191,8 +191,9 @@ async def test_a_caller_who_leaves_is_told_to_the_body(url: str, held: Held) -> 
         alice: Any = cluster.ref(cluster.account, "alice")  # type: ignore[attr-defined]
         call = asyncio.create_task(alice.hold("left"))
         await until(lambda: held.begun)
+        (body,) = cluster._acting().threads._running  # type: ignore[attr-defined]
         call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: body.cancellation.is_set)
         held.gate.set()
         await until(lambda: held.told)
 
@@ -230,6 +231,8 @@ async def test_what_a_body_sends_after_its_seat_was_lost_is_nowhere(url: str, he
         shard = next(iter(host.handlers.waiting)).resident.shard
         shard.tenure.ended = True
         shard.abandon()
+        (body,) = cluster._acting().threads._running  # type: ignore[attr-defined]
+        await until(lambda: body.cancellation.is_set)
         held.gate.set()
         await until(lambda: held.told)
         await until(lambda: not host.handlers.waiting)
@@ -251,7 +254,7 @@ async def test_a_plain_cron_runs_in_a_thread_and_its_heartbeats_and_steps_are_st
             seen.append((threads()[:13], current().name, c.run(lambda: tick.step("count", count, 1))))
 
     async with cluster:
-        await cluster.crons.run("report")
+        await cluster.crons.trigger("report")
         async with asyncio.timeout(120):
             while not (ticks := [each for each in await cluster.crons.history("report") if each.outcome]):
                 await asyncio.sleep(0.02)
@@ -267,7 +270,7 @@ async def test_no_attempt_of_a_tick_runs_beside_one_that_is_past_its_time(url: s
         held(f"attempt {tick.attempt}")
 
     async with cluster:
-        await cluster.crons.run("slow")
+        await cluster.crons.trigger("slow")
         await until(lambda: held.begun)
         await asyncio.sleep(3.5)  # longer than a coroutine gets to end
         assert held.begun == ["attempt 1"]
