@@ -89,11 +89,14 @@ async def workload(seen: list[Any], *, kills: bool) -> int:
 
         async def total() -> int:
             log = program_.ref(program_.log, "log", timeout="10m")
-            while (found := await log.total()) < 15:
+            found: int = await log.total()
+            while found < 15:
                 await asyncio.sleep(0.1)
+                found = await log.total()
             return found
 
-        return await client.spawn(total())
+        found: int = await client.spawn(total())
+        return found
 
 
 @pytest.mark.simulated(seeds=3)
@@ -123,7 +126,9 @@ async def test_a_body_sleeps_in_virtual_time_and_is_told_when_nobody_waits() -> 
         async def work() -> int:
             with pytest.raises(CoterieError):
                 await program_.ref(program_.account, "a").slow()
-            return await (await program_.start_workflow(program_.double, 4, id="x")).result(timeout="2h")
+            run = await program_.start_workflow(program_.double, 4, id="x")
+            doubled: int = await run.result(timeout="2h")
+            return doubled
 
         assert await sim.runners[0].spawn(work()) == 8
         assert seen == ["told"]

@@ -78,8 +78,14 @@ def around() -> Around:
     return Around()
 
 
-def program(url: str, around: Around) -> Any:
-    cluster: Any = Cluster(url, shards=4)
+class Program(Cluster):
+    """With the entity that its tests call."""
+
+    account: Any
+
+
+def program(url: str, around: Around) -> Program:
+    cluster = Program(url, shards=4)
     around.to(cluster)
 
     @cluster.entity(retry=Retry(attempts=3, base="1ms"))

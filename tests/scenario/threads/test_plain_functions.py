@@ -73,8 +73,15 @@ def held() -> Iterator[Held]:
     made.gate.set()
 
 
-def program(url: str, held: Held, **settings: Any) -> Cluster:
-    cluster = Cluster(url, shards=4, **settings)
+class Program(Cluster):
+    """With the entities that its tests call."""
+
+    account: Any
+    log: Any
+
+
+def program(url: str, held: Held, **settings: Any) -> Program:
+    cluster = Program(url, shards=4, **settings)
 
     @cluster.entity
     class Log(Entity[Total]):
@@ -136,13 +143,17 @@ def program(url: str, held: Held, **settings: Any) -> Cluster:
             with cluster.sync() as c:
                 return c.run(write)
 
-    cluster.log, cluster.account = Log, Account  # type: ignore[attr-defined]
+    cluster.log, cluster.account = Log, Account
     return cluster
+
+
+def runner_of(cluster: Cluster) -> Any:
+    return cluster._acting()
 
 
 async def test_a_plain_rpc_runs_in_a_thread_with_its_context(url: str, held: Held) -> None:
     async with (cluster := program(url, held)):
-        account: Any = cluster.ref(cluster.account, "alice", timeout=FAR)  # type: ignore[attr-defined]
+        account = cluster.ref(cluster.account, "alice", timeout=FAR)
         name, entity, has_deadline = await account.where()
         assert (name.startswith("coterie-body-"), entity, has_deadline) == (True, "alice", True)
         assert (await account.by_itself())[0].startswith("coterie-body-"), "a method awaits it like any caller"
@@ -151,8 +162,8 @@ async def test_a_plain_rpc_runs_in_a_thread_with_its_context(url: str, held: Hel
 async def test_state_reply_and_messages_of_a_plain_handler_are_one_commit(url: str, held: Held) -> None:
     """B3: also those that it sent by cluster.sync(), which are numbered like those of a coroutine."""
     async with (cluster := program(url, held)):
-        alice: Any = cluster.ref(cluster.account, "alice", timeout=FAR)  # type: ignore[attr-defined]
-        log: Any = cluster.ref(cluster.log, "log", timeout=FAR)  # type: ignore[attr-defined]
+        alice = cluster.ref(cluster.account, "alice", timeout=FAR)
+        log = cluster.ref(cluster.log, "log", timeout=FAR)
         assert [await alice.deposit("first", 5), await alice.deposit("first", 5)] == [5, 5]
         with pytest.raises(Refused):
             await alice.deposit("refused", -7)
@@ -167,11 +178,11 @@ async def test_state_reply_and_messages_of_a_plain_handler_are_one_commit(url: s
 
 async def test_a_body_past_its_time_keeps_the_turn_of_its_entity_and_is_told(url: str, held: Held) -> None:
     async with (cluster := program(url, held)):
-        alice: Any = cluster.ref(cluster.account, "alice", timeout="300ms")  # type: ignore[attr-defined]
+        alice = cluster.ref(cluster.account, "alice", timeout="300ms")
         with pytest.raises(SendTimeout):
             await alice.hold("first")
         second = asyncio.create_task(cluster.call(alice.hold("second"), timeout=FAR))
-        bob: Any = cluster.ref(cluster.account, "bob", timeout=FAR)  # type: ignore[attr-defined]
+        bob = cluster.ref(cluster.account, "bob", timeout=FAR)
         assert (await bob.where())[1] == "bob", "others have their turns"
         async with asyncio.timeout(120):
             while not (reasons := (await cluster.health()).reasons):
@@ -188,10 +199,10 @@ async def test_a_body_past_its_time_keeps_the_turn_of_its_entity_and_is_told(url
 
 async def test_a_caller_who_leaves_is_told_to_the_body(url: str, held: Held) -> None:
     async with (cluster := program(url, held)):
-        alice: Any = cluster.ref(cluster.account, "alice")  # type: ignore[attr-defined]
+        alice = cluster.ref(cluster.account, "alice")
         call = asyncio.create_task(alice.hold("left"))
         await until(lambda: held.begun)
-        (body,) = cluster._acting().threads._running  # type: ignore[attr-defined]
+        (body,) = runner_of(cluster).threads._running
         call.cancel()
         await until(lambda: body.cancellation.is_set)
         held.gate.set()
@@ -201,7 +212,7 @@ async def test_a_caller_who_leaves_is_told_to_the_body(url: str, held: Held) -> 
 async def test_entities_that_call_each_other_share_one_thread_without_waiting_for_ever(url: str, held: Held) -> None:
     async with (cluster := program(url, held, threads=1)):
         ways = [[f"{letter}{number}" for number in range(5)] for letter in "abc"]
-        refs: Any = [cluster.ref(cluster.account, way[0], timeout=FAR) for way in ways]  # type: ignore[attr-defined]
+        refs: Any = [cluster.ref(cluster.account, way[0], timeout=FAR) for way in ways]
         went = await asyncio.gather(*(ref.relay(way[1:]) for ref, way in zip(refs, ways, strict=True)))
         assert went == ways
 
@@ -216,7 +227,7 @@ async def test_what_a_body_sends_after_its_seat_was_lost_is_nowhere(url: str, he
         def change(self) -> None:
             held("change")
             with cluster.sync() as c:
-                c.send(c.ref(cluster.log, "late").add("late"))  # type: ignore[attr-defined]
+                c.send(c.ref(cluster.log, "late").add("late"))
             self.state.cents += 1
 
         @rpc
@@ -231,7 +242,7 @@ async def test_what_a_body_sends_after_its_seat_was_lost_is_nowhere(url: str, he
         shard = next(iter(host.handlers.waiting)).resident.shard
         shard.tenure.ended = True
         shard.abandon()
-        (body,) = cluster._acting().threads._running  # type: ignore[attr-defined]
+        (body,) = runner_of(cluster).threads._running
         await until(lambda: body.cancellation.is_set)
         held.gate.set()
         await until(lambda: held.told)
@@ -292,7 +303,7 @@ async def test_steps_may_be_plain_functions_and_return_what_is_to_be_awaited(url
     @cluster.workflow
     async def pay(workflow: Workflow, cents: int) -> str:
         workflow.compensate("undo", undo, "charge")
-        account: Any = cluster.ref(cluster.account, "alice", timeout=FAR)  # type: ignore[attr-defined]
+        account = cluster.ref(cluster.account, "alice", timeout=FAR)
         assert await workflow.step("call", account.deposit, "by reference", 1) == 1
         assert await workflow.step("lambda", lambda: account.deposit("by lambda", 1)) == 2
         charged = await workflow.step("charge", charge, cents)
@@ -380,7 +391,7 @@ async def test_stop_waits_for_bodies_and_then_says_which_did_not_end(
 ) -> None:
     cluster = program(url, held, drain="300ms")
     async with cluster:
-        alice: Any = cluster.ref(cluster.account, "alice")  # type: ignore[attr-defined]
+        alice = cluster.ref(cluster.account, "alice")
         call = asyncio.create_task(alice.hold("endless"))
         await until(lambda: held.begun)
     await asyncio.gather(call, return_exceptions=True)
@@ -391,7 +402,7 @@ async def test_stop_waits_for_bodies_and_then_says_which_did_not_end(
 
 async def test_a_blocking_body_does_not_hold_up_other_calls(url: str, held: Held) -> None:
     async with (cluster := program(url, held)):
-        alice, bob = (cluster.ref(cluster.account, name, timeout=FAR) for name in ("alice", "bob"))  # type: ignore[attr-defined]
+        alice, bob = (cluster.ref(cluster.account, name, timeout=FAR) for name in ("alice", "bob"))
         blocked = asyncio.create_task(alice.hold("alice"))
         await until(lambda: held.begun)
         assert (await bob.where())[1] == "bob"

@@ -260,7 +260,7 @@ class TestRoom:
     def test_one_that_is_refused_leaves_its_name_free(self) -> None:
         cluster = Cluster("sqlite://")
         with pytest.raises(ConfigurationError):
-            cluster.cron("x", "@daily")(plain)  # type: ignore[arg-type] # what a checker refuses, too
+            cluster.cron("x", "@daily")(without)  # type: ignore[type-var] # what a checker refuses, too
         cluster.cron("x", "@daily")(nothing)
 
     def test_forgotten_parentheses_are_told_at_once(self) -> None:

@@ -274,7 +274,7 @@ async def test_no_second_attempt_runs_beside_the_first() -> None:
         assert "third" not in bodies.begun
         bodies.end()
         await asyncio.gather(first, given_up, return_exceptions=True)
-        assert await asyncio.gather(second, third, other) == ["second", "third", "other"]
+        assert list(await asyncio.gather(second, third, other)) == ["second", "third", "other"]
         assert bodies.begun == ["first", "other", "second", "third"]
         assert threads._turns == {}
 
@@ -347,11 +347,24 @@ class PlainCall:
     def __call__(self) -> None: ...
 
 
-def test_plain_functions_are_told_from_others() -> None:
-    one = Callables()
-    for fn in (one.coroutine, partial(one.coroutine), AsyncCall()):
-        assert (is_async(fn), is_plain(fn)) == (True, False), fn
-    for fn in (one.plain, partial(one.plain), PlainCall(), lambda: None, time.sleep):
-        assert (is_async(fn), is_plain(fn)) == (False, True), fn
-    for fn in (one.generator, one.stream, Callables, 5, None):
-        assert (is_async(fn), is_plain(fn)) == (False, False), fn
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (Callables().coroutine, "async"),
+        (partial(Callables().coroutine), "async"),
+        (AsyncCall(), "async"),
+        (Callables().plain, "plain"),
+        (partial(Callables().plain), "plain"),
+        (PlainCall(), "plain"),
+        (lambda: None, "plain"),
+        (time.sleep, "plain"),
+        (Callables().generator, "neither"),
+        (Callables().stream, "neither"),
+        (Callables, "neither"),
+        (5, "neither"),
+        (None, "neither"),
+    ],
+    ids=str,
+)
+def test_plain_functions_are_told_from_others(fn: Any, kind: str) -> None:
+    assert (is_async(fn), is_plain(fn)) == (kind == "async", kind == "plain")
