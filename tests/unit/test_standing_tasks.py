@@ -121,6 +121,7 @@ NOT_STANDING = {
     "main.py::_live": "one drain, awaited",
     "main.py::_drain": "tells of the progress of one drain",
     "singletons/leadership.py::Leadership._spawn": "one hook or one end",
+    "work/threads.py::ThreadPool._fill": "gives one body a thread; while bodies wait, the next change sets it again",
     "work/threads.py::ThreadPool.cancel": _TIMER_ONCE,
     "work/threads.py::ThreadPool._start_thread": "every error of a body is its caller's",
     "work/threads.py::ThreadPool._run_bodies": "one callback",

@@ -10,8 +10,10 @@
     result, error, or the cancellation ◀────────────────── it ends
 
 A body that calls another one through the cluster waits for it in its thread. If all threads did, none would be left for
-the bodies that they wait for. So a body that a handler or another body may wait for (a nested one) does not count those
-that wait in a call, and gets a further thread if need be, up to `_NESTED_MOST` times the setting.
+the bodies that they wait for. So there may be further threads, up to `_FURTHER_MOST` times the setting. A nested body,
+for which a handler or another body may wait, gets one at once if others only wait in calls. Of a persisted call nobody
+can tell whether it is nested: if all threads wait in calls, and none of these has ended for a while, the newest body
+gets one, since what is waited for was sent later than whatever waits.
 """
 
 from __future__ import annotations
@@ -43,8 +45,10 @@ T = TypeVar("T")
 
 log = logging.getLogger("coterie.work")
 
-_NESTED_MOST = 8
-"""How many times the setting `threads` there may be while bodies wait for nested ones."""
+_FURTHER_MOST = 8
+"""How many times the setting `threads` there may be while bodies wait for others."""
+_STUCK_S = 0.05
+"""After how long without any progress the newest body gets a further thread."""
 _FRAMES = 3
 """The innermost frames of a stubborn body that are logged."""
 
@@ -230,7 +234,7 @@ class ThreadPool(Service):
         settings: `threads` and `drain`.
 
     Promise:
-        At most `threads` bodies run at once, besides those that wait in a call and those that these wait for. The
+        At most `threads` bodies run at once, besides those that wait in a call and those that these may wait for. The
         threads never keep the process from ending.
     """
 
@@ -244,6 +248,10 @@ class ThreadPool(Service):
         self._running: dict[ThreadBody, None] = {}
         self._lent = 0
         """How many of these wait in a call."""
+        self._moves = 0
+        """Counts the ends of bodies and of their calls."""
+        self._watch: asyncio.TimerHandle | None = None
+        """Set while all of them wait in calls, and others for a thread."""
         self._first: deque[ThreadBody] = deque()
         """Bodies that wait for a thread: those for which no other body waits …"""
         self._nested: deque[ThreadBody] = deque()
@@ -278,6 +286,8 @@ class ThreadPool(Service):
             )  # fmt: skip
         for _ in range(self._threads):
             self._queue.put(None)
+        if self._watch is not None:
+            self._watch.cancel()
 
     # Used by bodies
 
@@ -286,6 +296,7 @@ class ThreadPool(Service):
         if asyncio.get_running_loop() is self._loop and body in self._running:
             before, body.calls = body.calls, body.calls + calls
             self._lent += bool(body.calls) - bool(before)
+            self._moves += calls < 0
             self._fill()
 
     def cancel(self, body: ThreadBody) -> None:
@@ -335,12 +346,22 @@ class ThreadPool(Service):
             self._give_thread(self._nested.popleft())
         while self._first and self._has_room(nested=False):
             self._give_thread(self._first.popleft())
+        if self._first and self._lent == len(self._running) and self._watch is None:
+            self._watch = self._loop.call_later(_STUCK_S, self._relieve, self._moves)
+
+    def _relieve(self, moves: int) -> None:
+        """Give a further thread to the newest body, unless something has moved."""
+        self._watch = None
+        is_stuck = self._lent == len(self._running) < self._most * _FURTHER_MOST and moves == self._moves
+        if self._first and is_stuck:
+            self._give_thread(self._first.pop())
+        self._fill()
 
     def _has_room(self, *, nested: bool) -> bool:
         busy = len(self._running)
         if busy < self._most:
             return True
-        return nested and busy - self._lent < self._most and busy < self._most * _NESTED_MOST
+        return nested and busy - self._lent < self._most and busy < self._most * _FURTHER_MOST
 
     def _give_thread(self, body: ThreadBody) -> None:
         if len(self._running) == self._threads:
@@ -361,6 +382,7 @@ class ThreadPool(Service):
     def _ended(self, body: ThreadBody) -> None:
         body.end()
         del self._running[body]
+        self._moves += 1
         self._lent -= bool(body.calls)  # interrupted, it has left a call behind
         if self._threads > self._most:  # one that was started for nested bodies
             self._threads -= 1

@@ -217,6 +217,21 @@ async def test_entities_that_call_each_other_share_one_thread_without_waiting_fo
         assert went == ways
 
 
+async def test_so_do_those_that_wait_for_persisted_calls(url: str, held: Held) -> None:
+    cluster = program(url, held, threads=2)
+
+    @cluster.entity
+    class Shop(Entity):
+        @rpc(timeout=FAR)
+        def buy(self, order: str) -> int:
+            with cluster.sync() as c:
+                return int(c.call(c.ref(cluster.account, self.id, timeout=FAR).deposit(order, 1), timeout=FAR))
+
+    async with cluster:
+        shops = [cluster.ref(Shop, f"shop-{number}", timeout=FAR) for number in range(10)]
+        assert list(await asyncio.gather(*(shop.buy("x") for shop in shops))) == [1] * 10
+
+
 async def test_what_a_body_sends_after_its_seat_was_lost_is_nowhere(url: str, held: Held) -> None:
     """The fence: its thread goes on, and nothing of it is committed."""
     cluster = program(url, held)

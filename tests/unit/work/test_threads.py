@@ -127,6 +127,49 @@ async def test_bodies_that_call_each_other_do_not_wait_for_each_other_for_ever()
         assert threads._threads == 2, "the further ones have ended"
 
 
+async def test_if_all_threads_wait_in_calls_and_nothing_moves_the_newest_body_gets_one() -> None:
+    """What they wait for may be a persisted call, of which nobody can tell."""
+    bodies = Bodies()
+    async with pool(2) as threads:
+        loop, tasks, over = asyncio.get_running_loop(), Tasks("calls"), asyncio.Event()
+
+        def waits() -> None:
+            ThreadCall(over.wait, loop, tasks).run()
+
+        waiting = [asyncio.create_task(threads.run(waits, what="waits")) for _ in range(2)]
+        await until(lambda: threads._lent == 2)
+        old, new = (start(threads, bodies, name) for name in ("old", "new"))
+        await until(lambda: bodies.begun)
+        await asyncio.sleep(0.2)
+        assert bodies.begun == ["new"], "which runs, so that nothing is stuck"
+        bodies.end("new")
+        await until(lambda: bodies.begun == ["new", "old"])
+        over.set()
+        bodies.end()
+        assert list(await asyncio.gather(old, new)) == ["old", "new"]
+        await asyncio.gather(*waiting)
+
+
+async def test_a_thread_whose_calls_end_is_not_stuck() -> None:
+    bodies = Bodies()
+    async with pool(1) as threads:
+        loop, tasks, over = asyncio.get_running_loop(), Tasks("calls"), threading.Event()
+
+        def calls() -> None:
+            while not over.is_set():
+                ThreadCall(partial(asyncio.sleep, 0.001), loop, tasks).run()
+
+        busy = asyncio.create_task(threads.run(calls, what="calls"))
+        await until(lambda: threads._lent)
+        waiting = start(threads, bodies, "waiting")
+        await asyncio.sleep(0.4)
+        assert bodies.begun == []
+        over.set()
+        bodies.end()
+        assert await waiting == "waiting"
+        await busy
+
+
 async def test_an_interrupted_call_gives_its_place_back() -> None:
     """A body that ends while a call that it made goes on: no place is lent for ever."""
     async with pool(1) as threads:
