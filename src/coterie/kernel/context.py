@@ -67,7 +67,7 @@ class ClusterContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether a plain function that runs in a thread should end: nobody waits for it any more, its time is over, or
+        """Whether a plain function that runs in a thread should end: its caller has given up, its time is over, or
         its seat was lost. What it returns from then on is discarded. Coroutines get `CancelledError` instead.
         """
         return self._cancellation is not None and self._cancellation.is_set

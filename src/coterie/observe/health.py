@@ -268,7 +268,7 @@ def _troubles(local: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status
         problem = f"{body.what} still runs in its thread, {body.for_s:.0f}s after it was cancelled"
         yield "degraded", problem, _STUBBORN_HINT
     if local.loop_lag_s > bounds.lag_s:
-        hint = "something blocks its event loop: its log has the stack; asyncio.to_thread takes it elsewhere"
+        hint = "something blocks its event loop: its log has the stack; a plain def in its place runs in a thread"
         yield "degraded", f"its event loop was blocked for {local.loop_lag_s:.1f}s", hint
     if local.clock_offset_s is not None and abs(local.clock_offset_s) > bounds.clock_s:
         way = "ahead of" if local.clock_offset_s > 0 else "behind"

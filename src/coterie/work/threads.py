@@ -11,8 +11,8 @@
 
 A body that calls another one through the cluster waits for it in its thread. If all threads did, none would be left for
 the bodies that they wait for. So there may be further threads, up to `_FURTHER_MOST` times the setting. A nested body,
-for which a handler or another body may wait, gets one at once if others only wait in calls. Of a persisted call nobody
-can tell whether it is nested: if all threads wait in calls, and none of these has ended for a while, the newest body
+for which a handler or another body may wait, gets one at once if others only wait in calls. A persisted call does not
+show whether it is nested: if all threads wait in calls, and none of these has ended for a while, the newest body
 gets one, since what is waited for was sent later than whatever waits.
 """
 
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from coterie.errors import ShuttingDown
 from coterie.kernel.context import Cancellation, enter_thread
 from coterie.kernel.service import Service
 from coterie.work.limits import STUBBORN_S, settled
@@ -81,7 +82,7 @@ class Threads(Protocol):
         Args:
             body: The plain function with its arguments.
             what: What it is, for the log.
-            alone: Bodies of one key never run at the same time, whoever gave up the earlier one. None: no such key.
+            alone: Bodies of one key never run at once, even if the earlier one was given up. None: no such key.
             is_nested: Whether another body may be waiting for this one, here or in another process.
 
         Promise:
@@ -278,12 +279,16 @@ class ThreadPool(Service):
         self._loop = asyncio.get_running_loop()
 
     async def _stop(self) -> None:
-        """Whoever ran bodies has given them the time of `drain`, and cancelled them."""
+        """Bodies that still run have had the time of `drain`, and were cancelled."""
         if self._running:
             log.error(
                 "%d plain functions did not end within %gs, and end with the process: %s",
                 len(self._running), self._drain_s, ", ".join(body.what for body in self._running),
             )  # fmt: skip
+        for body in (*self._first, *self._nested):
+            body.end(ShuttingDown(what=self.what))
+        self._first.clear()
+        self._nested.clear()
         for _ in range(self._threads):
             self._queue.put(None)
         if self._watch is not None:
@@ -300,7 +305,7 @@ class ThreadPool(Service):
             self._fill()
 
     def cancel(self, body: ThreadBody) -> None:
-        """Nobody waits for the result of a body any more: it does not begin, or is told, and reported if it goes on."""
+        """Keep a body from beginning; one that has begun is told, and reported if it goes on."""
         if body.cancellation.is_set or body.has_ended:
             return
         body.cancellation.is_set = True

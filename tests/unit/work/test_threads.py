@@ -349,7 +349,11 @@ async def test_stop_does_not_wait_for_a_body_and_says_which_ones_are_left(caplog
     async with pool(2) as threads:
         tasks = [start(threads, bodies, name) for name in ("report", "mail")]
         await until(lambda: len(bodies.begun) == 2)
+        waiting = start(threads, bodies, "waiting")
+        await until(lambda: threads.use().waiting == 1)
     (record,) = caplog.records
+    with pytest.raises(ShuttingDown):
+        await waiting
     assert record.message == "2 plain functions did not end within 20s, and end with the process: report, mail"
     with pytest.raises(ShuttingDown):
         await threads.run(lambda: 1, what="late")
@@ -407,7 +411,7 @@ class PlainCall:
         (5, "neither"),
         (None, "neither"),
     ],
-    ids=str,
+    ids=range(13),
 )
 def test_plain_functions_are_told_from_others(fn: Any, kind: str) -> None:
     assert (is_async(fn), is_plain(fn)) == (kind == "async", kind == "plain")
