@@ -33,7 +33,7 @@ from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.work.context import facts_of
-from coterie.work.definition import is_plain
+from coterie.work.definition import is_async, is_plain
 from coterie.work.limits import is_cancelled
 from coterie.work.middleware import WorkInfo
 from coterie.work.threads import in_thread
@@ -60,11 +60,11 @@ def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, An
     if codec is not None:
         return codec.settled(value, what)
     if not _is_plain(value):
-        name = getattr(fn, "__name__", "the function")
+        name, kind = getattr(fn, "__name__", "the function"), "async def" if is_async(fn) else "def"
         raise MalformedMessage(
             what=what,
             problem=f"{name} returned {type(value).__name__}, and has no return annotation by which to read it again",
-            hint=f"annotate it: def {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
+            hint=f"annotate it: {kind} {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
         )
     return PLAIN.settled(value, what)
 
