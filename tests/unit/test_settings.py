@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[2]
 NAMES = (  # noqa: SIM905 as the public face writes them
     "url name runner_name groups weight lease_ttl lease_renew lease_margin stall_limit drain heartbeat "
     "staleness call_timeout shards listen advertise secret tls_cert tls_key tls_ca http_listen pool_size retention "
-    "key_retention resident_entities threads max_idle retry loss_limit frame_limit transaction_limit sqlite_kill_frozen "
-    "http_token web redact migrate audit log_format"
+    "key_retention resident_entities threads max_idle retry loss_limit frame_limit transaction_limit "
+    "sqlite_kill_frozen http_token web redact migrate audit log_format"
 ).split()
 LONG = "correct-horse-battery"
 
