@@ -194,7 +194,7 @@ class ThreadBody:
             raise cancelled
 
     def end(self, error: BaseException | None = None) -> None:
-        """It has ended, or, with an error, cannot begin."""
+        """It has ended; or, with an error, it cannot begin, or is no longer waited for."""
         self._error = error or self._error
         self.has_ended = True
         if self.waiter is not None and not self.waiter.done():
@@ -285,7 +285,7 @@ class ThreadPool(Service):
                 "%d plain functions did not end within %gs, and end with the process: %s",
                 len(self._running), self._drain_s, ", ".join(body.what for body in self._running),
             )  # fmt: skip
-        for body in (*self._first, *self._nested):
+        for body in (*self._running, *self._first, *self._nested):  # else their tasks would keep the loop from closing
             body.end(ShuttingDown(what=self.what))
         self._first.clear()
         self._nested.clear()
