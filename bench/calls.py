@@ -11,11 +11,11 @@ import tempfile
 import time
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench import entities_local, peers, transport
 from bench.measure import Row, compare, compare_alone
-from coterie import Cluster, Entity, rpc
+from coterie import CallNext, Cluster, Entity, WorkInfo, rpc
 from coterie.entities.definition import define
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class Echo(Entity):
     async def echo(self, data: bytes) -> bytes:
         return data
 
+    @rpc
+    def threaded(self, data: bytes) -> bytes:
+        return data
+
 
 async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
     """Remote calls in flight, one remote call at a time on one core, calls in one process, and resident entities."""
@@ -51,6 +55,10 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
         yield Row("lone call / raw echo, p99", 1, 1 / p99_s, 1 / echo_p99_s, echo_p99_s / p99_s, None)
     async with _local() as ours:
         yield await _beside_bare_mailbox(ours, rounds=rounds, seconds=seconds)
+    async with _local() as bare, _local(middleware=True) as ours:
+        yield await many("local call, middleware / none", ours=ours, raw=bare, goal=0.6)
+    async with _local() as bare, _local(method="threaded") as ours:
+        yield await many("local call, thread / coroutine", ours=ours, raw=bare, goal=None)
     async for row in entities_local.run(rounds=rounds, seconds=seconds):
         yield row
 
@@ -67,19 +75,26 @@ async def _calls(*, pinned: bool = False) -> AsyncIterator[Work]:
 
 
 @asynccontextmanager
-async def _local() -> AsyncIterator[Work]:
+async def _local(*, method: str = "echo", middleware: bool = False) -> AsyncIterator[Work]:
     """Calls of a runner to its own entities."""
     with tempfile.TemporaryDirectory() as folder:
         cluster = program(f"sqlite:///{folder}/bench.db")
+        if middleware:
+            cluster.middleware(_through)
         async with cluster:
             await cluster.ready(timeout="30s")
-            yield spread(cluster)
+            yield spread(cluster, method)
 
 
-def spread(cluster: Cluster) -> Work:
+async def _through(work: WorkInfo, call_next: CallNext) -> Any:
+    del work
+    return await call_next()
+
+
+def spread(cluster: Cluster, method: str = "echo") -> Work:
     """Calls of one entity after the other."""
-    refs = itertools.cycle([cluster.ref(Echo, f"echo-{number}") for number in range(ENTITIES)])
-    return lambda: next(refs).echo(BODY)
+    refs = itertools.cycle([getattr(cluster.ref(Echo, f"echo-{number}"), method) for number in range(ENTITIES)])
+    return lambda: next(refs)(BODY)
 
 
 async def _beside_bare_mailbox(ours: Work, *, rounds: int, seconds: float) -> Row:

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from coterie.singletons.api import SavedState, SingletonInfo, Singletons
     from coterie.singletons.heartbeat import ExecutionMeta
     from coterie.singletons.leader import Leader
+    from coterie.work.middleware import CallNext, WorkInfo
     from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, WorkflowInfo, Workflows
     from coterie.workflows.workflow import Workflow
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AlreadyResolved",
     "Breaker",
+    "CallNext",
     "Cluster",
     "ClusterContext",
     "ClusterContextRequired",
@@ -152,6 +154,7 @@ __all__ = [
     "TransactionTimeout",
     "UnknownEntity",
     "Upcoming",
+    "WorkInfo",
     "Workflow",
     "WorkflowEnded",
     "WorkflowError",
@@ -189,6 +192,7 @@ _MODULES = {
     "singletons.api": ("SavedState", "SingletonInfo", "Singletons"),
     "singletons.heartbeat": ("ExecutionMeta",),
     "singletons.leader": ("Leader",),
+    "work.middleware": ("CallNext", "WorkInfo"),
     "work.transaction": ("Transaction",),
     "workflows.api": ("WorkflowHandle", "WorkflowInfo", "Workflows"),
     "workflows.workflow": ("Workflow",),

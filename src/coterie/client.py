@@ -37,12 +37,14 @@ from coterie.transport.peers import Peers
 from coterie.transport.requests import Routes
 from coterie.transport.tcp import TcpWire
 from coterie.work.pruner import Pruner, Table
+from coterie.work.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
+    from coterie.work.threads import Threads
 
 log = logging.getLogger("coterie")
 
@@ -68,6 +70,7 @@ class ClientParts:
         process: Identifies this process, so that others can end it when it froze as a writer [C3]; empty: they cannot.
         usage: Measures what the process uses of its machine.
         supervisor: Knows the standing tasks of the process that fail.
+        new_threads: Makes the threads in which plain functions of a runner run.
     """
 
     clock: Clock
@@ -79,6 +82,7 @@ class ClientParts:
     process: str = ""
     usage: Callable[[], Usage] = Usage
     supervisor: Supervisor = field(default_factory=Supervisor)
+    new_threads: Callable[[Settings], Threads] = ThreadPool
 
 
 def system_parts(settings: Settings) -> ClientParts:

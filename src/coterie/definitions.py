@@ -1,4 +1,4 @@
-"""The decorators of `Cluster`: with them a program defines its entities, singletons, crons, workflows and setups."""
+"""The decorators of `Cluster`: with them a program defines its entities, singletons, crons, workflows and the rest."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from coterie.setup import Setup
     from coterie.singletons.definition import SingletonOptions, StatelessOptions
     from coterie.singletons.leader import Leader
+    from coterie.work.middleware import MiddlewareFn
     from coterie.workflows.definition import WorkflowOptions
     from coterie.workflows.workflow import Workflow
 
@@ -25,7 +26,8 @@ R = TypeVar("R")
 A = TypeVar("A")
 
 if TYPE_CHECKING:
-    CronBody: TypeAlias = Callable[[Tick], Coroutine[Any, Any, None]]
+    CronBody = TypeVar("CronBody", bound=Callable[[Tick], Coroutine[Any, Any, None]] | Callable[[Tick], None])
+    MiddlewareT = TypeVar("MiddlewareT", bound=MiddlewareFn)
     SingletonBody: TypeAlias = Callable[[Leader[R]], Coroutine[Any, Any, None]]
     WorkflowFn: TypeAlias = Callable[[Workflow, A], Coroutine[Any, Any, T]]
 
@@ -99,6 +101,8 @@ class Definitions:
     def cron(self, name: str, schedule: str, **options: Unpack[CronOptions]) -> Callable[[CronBody], CronBody]:
         """Define a cron: a function that runs on a schedule, once for each tick in the whole cluster.
 
+        An `async def`, or a plain `def`, which runs in a thread (the setting `threads`).
+
         Example:
             ```python
             @cluster.cron("nightly", "0 3 * * *", timezone="Europe/Zurich")
@@ -166,10 +170,32 @@ class Definitions:
                     yield
             ```
         """
-        if self._program.runners:
-            raise refusal(
-                f"setup of {getattr(fn, '__name__', fn)!r} comes after the start, when setups are open already",
-                hint="move it before the start, into the module that makes the cluster",
-            )
+        self._refuse_late(f"setup of {getattr(fn, '__name__', fn)!r}", "setups are open already")
         self._program.setups.append(fn)
         return fn
+
+    def middleware(self, fn: MiddlewareT, /) -> MiddlewareT:
+        """Run a function around every attempt of an rpc, a tick or a step: for authorization, error trackers, sessions.
+
+        The first one defined is the outermost. What it raises is the error of the attempt; what it returns is the
+        result, which is checked and committed like that of the body.
+
+        Example:
+            ```python
+            @cluster.middleware
+            async def timed(work: WorkInfo, call_next: CallNext) -> Any:
+                with histogram.time(work.kind, work.name):
+                    return await call_next()
+            ```
+        """
+        shown = getattr(fn, "__name__", repr(fn))
+        self._refuse_late(f"middleware {shown}", "work has begun without it")
+        self._program.middleware.add(fn)
+        return fn
+
+    def _refuse_late(self, what: str, why: str) -> None:
+        if self._program.runners:
+            raise refusal(
+                f"{what} comes after the start, when {why}",
+                hint="move it before the start, into the module that makes the cluster",
+            )

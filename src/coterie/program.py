@@ -1,4 +1,4 @@
-"""The definitions of a program (entities, singletons, crons, workflows, setups), and the runners made of them."""
+"""The definitions of a program (entities, singletons, crons, workflows and the rest), and the runners made of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from coterie.kernel.service import State
 from coterie.runner import Runner, Workplace, no_occupants
 from coterie.singletons.registry import SingletonRegistry
 from coterie.storage.engines import is_shared
+from coterie.work.middleware import Middleware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ class Program:
         self.entities = EntityRegistry(cluster, acting)
         self.singletons = SingletonRegistry(cluster)
         self.setups: list[Setup] = []
+        self.middleware = Middleware()
         self._registries: dict[str, SingletonRegistry | CronRegistry | WorkflowRegistry]
         self._registries = {"singleton": self.singletons}
         self._runners: list[Runner] = []
@@ -111,6 +113,7 @@ class Program:
             definitions=definitions,
             occupy=occupy,
             setups=self.setups,
+            middleware=self.middleware,
         )
         self._runners = [*self.runners, made]
         return made

@@ -29,6 +29,7 @@ from coterie.setup import Setups
 from coterie.transport.credentials import credentials_of
 from coterie.transport.interface import Route, Transport
 from coterie.transport.requests import Routes
+from coterie.work.middleware import Middleware
 from coterie.work.pruner import TABLES
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ class Runner(Client):
         definitions: Seats that no package defines.
         occupy: Makes the occupants of seats whose kind belongs to no package.
         setups: Opened before the first seat is taken, and closed in reverse order after the last is released.
+        middleware: What runs around each attempt of the program's work.
 
     Promise:
         An eviction ends everything that ran under the old incarnation before anything runs under the new one.
@@ -160,9 +162,13 @@ class Runner(Client):
         definitions: Sequence[Definition] = (),
         occupy: Callable[[Runner], Occupy] = no_occupants,
         setups: Sequence[Setup] = (),
+        middleware: Middleware | None = None,
     ) -> None:
         super().__init__(settings, parts)
         self.name = name_of(settings)
+        self.threads = parts.new_threads(settings)
+        """Where plain functions of the program run."""
+        self.middleware = middleware or Middleware()
         self.gone = asyncio.Event()
         """Set when it has stopped, for whatever reason."""
         self.left_behind: list[str] = []
@@ -219,6 +225,7 @@ class Runner(Client):
             membership=None if self._life is None else self._life.membership,
             used=self._parts.usage(),
             failing=self.supervisor.failing(),
+            threads=self.threads.use(),
         )
 
     def tenure(self, seat: str) -> Tenure | None:
@@ -326,6 +333,7 @@ class Runner(Client):
         self._credentials = credentials_of(self.settings, salt=await self.storage.secret()).encode()
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
+        await self.threads.start()
         await self._live_first()
         otlp.publish(self._gauges)
         self.tasks.supervise(self._live_again_and_again, name="live again", supervisor=self.supervisor)
@@ -337,6 +345,7 @@ class Runner(Client):
             last.callback(otlp.withdraw, self._gauges)
             last.push_async_callback(self._close)
             last.push_async_callback(self._setups.close)
+            last.push_async_callback(self.threads.stop)
             last.push_async_callback(self.calling.stop)
             for each in self._last:
                 last.push_async_callback(each)

@@ -9,7 +9,9 @@ from coterie.kernel.random import Random
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
+from coterie.work.middleware import Middleware
 from coterie.work.services import Services
+from coterie.work.threads import InlineThreads
 from tests.support.manual_clock import ManualClock
 
 
@@ -33,5 +35,7 @@ def services(*, settings: dict[str, Any] | None = None, **given: Any) -> Service
         "supervisor": Supervisor(Random(1)),
         "resign": None,
         "tokens_of": None,
+        "threads": InlineThreads(),
+        "middleware": Middleware(),
     }
     return Services(**rest | given)

@@ -17,7 +17,7 @@ from coterie.entities.entity import Entity
 from coterie.entities.rpc import rpc
 
 if TYPE_CHECKING:
-    from coterie import Leader, Tick, Workflow
+    from coterie import CallNext, Leader, Tick, Workflow, WorkInfo
     from coterie.entities.reference import Sender
 
 
@@ -36,9 +36,9 @@ class Account(Entity[Balance]):
     async def watch(self) -> AsyncIterator[int]:
         yield 1
 
-    @rpc  # type: ignore[type-var] # a plain def
-    def plain(self) -> int:
-        return 1
+    @rpc
+    def plain(self, cents: int) -> int:
+        return cents
 
     @rpc(persistent=True)  # type: ignore[call-overload, untyped-decorator] # no such option
     async def misspelt(self) -> None: ...
@@ -56,6 +56,9 @@ class Bare(Entity):
 
 
 async def call(account: Account) -> str:
+    number: int = account.plain(5)  # type: ignore[assignment] # a plain def is awaited too
+    await account.plain("5")  # type: ignore[arg-type] # text for a number
+    del number
     await account.charge("order-7", "500")  # type: ignore[arg-type] # text for a number
     await account.charge("order-7")  # type: ignore[call-arg] # an argument too few
     await account.charge("order-7", 5, "gift")  # type: ignore[call-arg] # by keyword only
@@ -139,15 +142,24 @@ async def leading(leader: Leader[Balance]) -> None:
 async def without_schedule(tick: Tick) -> None: ...
 
 
-@cluster.cron("plain", "@daily")  # type: ignore[arg-type] # a plain def
-def plain_job(tick: Tick) -> None: ...
+@cluster.cron("plain", "@daily")  # type: ignore[type-var] # its result goes nowhere
+def plain_job(tick: Tick) -> int:
+    return 1
 
 
-@cluster.cron("without tick", "@daily")  # type: ignore[arg-type] # its tick is given to it
+@cluster.middleware  # type: ignore[type-var] # a plain def
+def plain_middleware(work: WorkInfo, call_next: CallNext) -> None: ...
+
+
+@cluster.middleware  # type: ignore[type-var] # it is given call_next, too
+async def half_middleware(work: WorkInfo) -> None: ...
+
+
+@cluster.cron("without tick", "@daily")  # type: ignore[type-var] # its tick is given to it
 async def without_tick() -> None: ...
 
 
-@cluster.cron("other", "@daily")  # type: ignore[arg-type] # that is a leader's
+@cluster.cron("other", "@daily")  # type: ignore[type-var] # that is a leader's
 async def other_job(leader: Leader) -> None: ...
 
 
@@ -182,11 +194,11 @@ async def price(order: str, *, cents: int = 0) -> Balance:
 
 @cluster.workflow
 async def checkout(workflow: Workflow, order: str) -> Balance:
-    await workflow.step("price", price, 7)  # type: ignore[arg-type] # a number for text
-    await workflow.step("price", price)  # type: ignore[call-arg] # an argument too few
+    await workflow.step("price", price, 7)  # type: ignore[call-overload] # a number for text
+    await workflow.step("price", price)  # type: ignore[call-overload] # an argument too few
     await workflow.step("price", price, "x", euros=5)  # type: ignore[call-arg] # misspelt
-    await workflow.step(price, "x")  # type: ignore[arg-type] # a step has a name
-    text: str = await workflow.step("price", price, "x")  # type: ignore[arg-type] # a balance
+    await workflow.step(price, "x")  # type: ignore[call-overload] # a step has a name
+    text: str = await workflow.step("price", price, "x")  # type: ignore[call-overload] # a balance
     workflow.compensate("undo", price, 7)  # type: ignore[arg-type] # a number for text
     await workflow.sleep("1h")  # type: ignore[call-arg] # a sleep has a name
     number: int = await workflow.deferred("approval", str).wait()  # type: ignore[assignment] # text
@@ -202,7 +214,7 @@ async def workflows(tick: Tick) -> None:
     await cluster.start_workflow(price, "x", id="7")  # type: ignore[arg-type] # no workflow
     text: str = await cluster.workflow_handle(checkout, "7").result()  # type: ignore[assignment] # a balance
     await cluster.workflows.list(status="over")  # type: ignore[arg-type] # none of the choices
-    await tick.step("price", price, 7)  # type: ignore[arg-type] # a number for text
+    await tick.step("price", price, 7)  # type: ignore[call-overload] # a number for text
     tick.patched("x")  # type: ignore[attr-defined] # a workflow's
     del text
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, assert_type
 
 from coterie import (
     Breaker,
+    CallNext,
+    ClusterContext,
     CronInfo,
     Deferred,
     Durable,
@@ -31,6 +33,8 @@ from coterie import (
     Workflow,
     WorkflowHandle,
     WorkflowInfo,
+    WorkInfo,
+    current,
 )
 from coterie.cluster import Cluster
 from coterie.entities.definition import define
@@ -82,6 +86,20 @@ class Account(Entity[Balance]):
     async def on_activate(self) -> None: ...
 
 
+class Threaded(Entity[Balance]):
+    @rpc
+    def balance(self) -> int:
+        return self.state.cents
+
+    @rpc(persisted=True, key="order", timeout="5s")
+    def charge(self, order: str, cents: int = 100) -> Balance:
+        return self.state
+
+    @rpc
+    async def both(self) -> int:
+        return await self.balance()
+
+
 class Ping(Entity):
     @rpc()
     async def ping(self) -> str:
@@ -115,6 +133,9 @@ async def call(sender: Sender) -> None:
     assert_type(await account.charge(order_id="order-7", note="gift"), int)
     assert_type(await define(Ping).ref("x", sender).ping(), str)
     assert_type(await define(Orders).ref("x", sender).put("a"), int)
+    threaded = define(Threaded).ref("x", sender)
+    assert_type(await threaded.balance(), int)
+    assert_type(await threaded.charge("order-7", cents=5), Balance)
     async for balance in account.watch(5):
         assert_type(balance, Balance)
 
@@ -256,7 +277,25 @@ async def nightly(tick: Tick) -> None:
 async def all_of_it(tick: Tick) -> None: ...
 
 
+@cluster.cron("in a thread", "@hourly")
+def in_a_thread(tick: Tick) -> None:
+    tick.heartbeat("invoices")
+    assert_type(current().cancelled, bool)
+
+
+@cluster.middleware
+async def around(work: WorkInfo, call_next: CallNext) -> object:
+    assert_type(work.kind, Literal["rpc", "stream", "tick", "step", "compensation"])
+    assert_type(work.target, str)
+    assert_type(work.context, ClusterContext)
+    return await call_next()
+
+
 async def price(order: str, *, cents: int = 0) -> Balance:
+    return Balance(cents)
+
+
+def blocking_price(order: str, *, cents: int = 0) -> Balance:
     return Balance(cents)
 
 
@@ -271,6 +310,8 @@ async def approve(work: Durable) -> str:
 
 @cluster.workflow
 async def checkout(workflow: Workflow, order: str) -> Balance:
+    assert_type(await workflow.step("blocking", blocking_price, order, cents=5), Balance)
+    workflow.compensate("blocking", blocking_price, order)
     paid = await workflow.options(retry=Retry(attempts=3), timeout=timedelta(seconds=5)).step("price", price, order)
     assert_type(paid, Balance)
     workflow.compensate("undo", price, order, cents=1)

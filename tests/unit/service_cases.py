@@ -22,6 +22,7 @@ from coterie.transport.identity import Identity
 from coterie.transport.peers import Peers
 from coterie.transport.tcp import TcpWire
 from coterie.web.server import HttpServer
+from coterie.work.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -215,6 +216,7 @@ CASES: list[ServiceCase] = [
     ServiceCase("SQLite storage", _sqlite, histories=10),
     ServiceCase("client", _client, histories=10),
     ServiceCase("runner", _runner, histories=10),
+    ServiceCase("threads", lambda _: ThreadPool(Settings())),
     ServiceCase("ids", _ids),
     ServiceCase("transport", _transport, histories=50),
     ServiceCase("HTTP server", _serving, histories=10),

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from starlette.applications import Starlette
 
 from coterie import (
+    CallNext,
     Cluster,
     ConfigurationError,
     Entity,
     Forked,
     Leader,
+    MessageId,
     NotReady,
     NotStarted,
     RunnerUnavailable,
     ShardId,
     Snowflake,
+    Tick,
+    Workflow,
+    WorkInfo,
     WrongLoop,
     current,
     rpc,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 
@@ -293,24 +299,83 @@ def read_all(descriptor: int) -> str:
 
 async def test_another_threads_loop_is_refused_in_our_words_wherever_it_asks(cluster: Cluster) -> None:
     """Asyncio said that a future is attached to a different loop, or nothing at all and waited."""
-    calls: list[Callable[[], Awaitable[object]]] = [
-        lambda: cluster.kv.get("a"),
-        lambda: cluster.kv.set("a", 1),
-        lambda: cluster.runners.list(),
-        lambda: cluster.messages.list(),
-        lambda: cluster.singletons.list(),
-        lambda: cluster.crons.list(),
-        lambda: cluster.workflows.list(),
+
+    @cluster.entity
+    class Echo(Entity):
+        @rpc(persisted=True)
+        async def echo(self) -> None: ...
+
+        @rpc
+        async def items(self) -> AsyncIterator[int]:
+            yield 1
+
+    @cluster.workflow
+    async def flow(workflow: Workflow, number: int) -> None: ...
+
+    echo, run, message = cluster.ref(Echo, "a"), cluster.workflow_handle(flow, "x"), MessageId[Any]("m")
+    calls: list[Callable[[], Awaitable[object] | AsyncIterator[object]]] = [
+        lambda: cluster.call(echo.echo()),
+        lambda: cluster.send(echo.echo()),
+        lambda: cluster.send_many([echo.echo()]),
+        lambda: cluster.result(message),
+        lambda: cluster.cancel(message),
+        lambda: cluster.broadcast(Echo.echo),
+        lambda: cluster.reset(Echo, "a"),
+        lambda: cluster.poll_storage(),
+        lambda: cluster.start_workflow(flow, 1, id="x"),
+        lambda: cluster.resolve("token", 1),
+        lambda: cluster.reject("token", "no"),
         lambda: cluster.health(),
         lambda: cluster.shards(),
         lambda: cluster.next_id(),
         lambda: cluster.ready(),
         lambda: cluster.stop(),
+        echo.echo,
+        echo.items,
+        run.result,
+        run.status,
+        run.interrupt,
+        run.resume,
+        lambda: cluster.kv.get("a"),
+        lambda: cluster.kv.set("a", 1),
+        lambda: cluster.kv.remove("a"),
+        lambda: cluster.kv.has("a"),
+        lambda: cluster.kv.is_empty(),
+        lambda: cluster.kv.size(),
+        lambda: cluster.kv.clear(),
+        lambda: cluster.kv.modify("a", lambda value: value),
+        lambda: cluster.kv.items(),
+        lambda: cluster.kv.prefix("a").typed(int).get("a"),
+        lambda: cluster.runners.list(),
+        lambda: cluster.runners.drain("x"),
+        lambda: cluster.messages.list(),
+        lambda: cluster.messages.show("m"),
+        lambda: cluster.messages.retry("m"),
+        lambda: cluster.messages.purge(status="dead"),
+        lambda: cluster.singletons.list(),
+        lambda: cluster.singletons.get("x"),
+        lambda: cluster.singletons.state("x", int),
+        lambda: cluster.singletons.history("x"),
+        lambda: cluster.singletons.resign("x"),
+        lambda: cluster.crons.list(),
+        lambda: cluster.crons.get("x"),
+        lambda: cluster.crons.preview("x"),
+        lambda: cluster.crons.explain("x"),
+        lambda: cluster.crons.trigger("x"),
+        lambda: cluster.crons.pause("x"),
+        lambda: cluster.crons.resume("x"),
+        lambda: cluster.crons.history("x"),
+        lambda: cluster.workflows.list(),
     ]
 
-    def elsewhere(call: Callable[[], Awaitable[object]]) -> str:
+    def elsewhere(call: Callable[[], Awaitable[object] | AsyncIterator[object]]) -> str:
         async def ask() -> None:
-            await call()
+            asked = call()
+            if isinstance(asked, AsyncIterator):
+                async for _ in asked:
+                    break
+            else:
+                await asked
 
         try:
             asyncio.run(ask())
@@ -319,8 +384,9 @@ async def test_another_threads_loop_is_refused_in_our_words_wherever_it_asks(clu
         return "nothing was refused"
 
     async with cluster:
-        told = {await asyncio.to_thread(elsewhere, call) for call in calls}
-        assert told == {"cluster 'default' MainThread"}
+        told = [await asyncio.to_thread(elsewhere, call) for call in calls]
+        wrong = {place: said for place, said in enumerate(told) if said != "cluster 'default' MainThread"}
+        assert wrong == {}
         assert await cluster.kv.get("a") is None, "nothing was written"
 
 
@@ -342,3 +408,60 @@ async def test_work_knows_the_address_of_its_runner(cluster: Cluster) -> None:
         assert await cluster.ref(Where, "a").address() == row.address
         async with asyncio.timeout(120):
             assert await led.get() == row.address
+
+
+# Definitions after the start
+
+
+async def test_what_is_defined_after_the_start_is_taken_and_run_or_refused(cluster: Cluster) -> None:
+    """O7: never silently left out."""
+    ran: set[str] = set()
+
+    @cluster.entity
+    class Early(Entity):
+        @rpc
+        async def go(self) -> None: ...
+
+    async with cluster:
+        await cluster.ready()
+
+        @cluster.entity
+        class Late(Entity):
+            @rpc
+            def go(self) -> str:
+                return "late"
+
+        @cluster.singleton("late")
+        async def leads(leader: Leader[None]) -> None:
+            ran.add("singleton")
+
+        @cluster.cron("late", "@every 1s")
+        def ticks(tick: Tick) -> None:
+            ran.add("cron")
+
+        @cluster.workflow
+        async def flow(workflow: Workflow, number: int) -> int:
+            return await workflow.step("double", double, number)
+
+        def double(number: int) -> int:
+            return 2 * number
+
+        assert await cluster.ref(Late, "x").go() == "late"
+        assert await (await cluster.start_workflow(flow, 4, id="x")).result() == 8
+        async with asyncio.timeout(120):
+            while ran != {"singleton", "cron"}:
+                await asyncio.sleep(0.01)
+
+        async def around(work: WorkInfo, call_next: CallNext) -> object:
+            return await call_next()
+
+        @asynccontextmanager
+        async def opens() -> AsyncIterator[None]:
+            yield
+
+        late = r"comes after the start, when .*: move it before the start"
+        with pytest.raises(ConfigurationError, match=late):
+            cluster.middleware(around)
+        with pytest.raises(ConfigurationError, match=late):
+            cluster.setup(opens)
+    cluster.middleware(around)  # it has ended: the next life has it

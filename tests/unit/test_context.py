@@ -48,7 +48,7 @@ def test_an_error_in_the_block_closes_it() -> None:
 
 def test_arguments_and_context_have_the_same_fields_and_types() -> None:
     arguments = {name: hint.__forward_arg__ for name, hint in ContextFields.__annotations__.items()}
-    assert arguments == {field.name: field.type for field in dataclasses.fields(ClusterContext)}
+    assert arguments == {field.name: field.type for field in dataclasses.fields(ClusterContext) if field.init}
     assert not ContextFields.__required_keys__
 
 

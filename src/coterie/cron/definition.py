@@ -17,14 +17,14 @@ from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Breaker, Retry
 from coterie.ownership.admission import Definition
 from coterie.settings import parsers
-from coterie.work.definition import refusal, refuse_unknown, require_body, require_name, retry_of
+from coterie.work.definition import is_plain, refusal, refuse_unknown, require_body, require_name, retry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from coterie.cron.tick import Tick
 
-    CronBody = Callable[[Tick], Coroutine[Any, Any, None]]
+    CronBody = Callable[[Tick], Coroutine[Any, Any, None]] | Callable[[Tick], None]
 
 
 class CronOptions(TypedDict, total=False):
@@ -47,7 +47,8 @@ class CronOptions(TypedDict, total=False):
     jitter: Duration | None
     """Delays ticks by up to this long, always by the same time for one name: it spreads crons over time."""
     timeout: Duration | None
-    """How long a run may take. Default: no limit."""
+    """How long an attempt may take. One in a thread is told by `current().cancelled`, and over when it has ended.
+    Default: no limit."""
     retry: Retry | None
     """Retry policy for a run that raises. Default: it is not retried."""
     breaker: Breaker | None
@@ -77,6 +78,8 @@ class Cron:
 
     name: str
     body: CronBody
+    is_threaded: bool
+    """Whether its body is a plain function, which runs in a thread."""
     group: str
     schedule: Schedule
     policy: TickPolicy
@@ -140,6 +143,7 @@ def define(name: str, schedule: str, body: CronBody, options: CronOptions) -> Cr
     return Cron(
         name=name,
         body=body,
+        is_threaded=is_plain(body),
         group=parsers.name().read(options.get("group", "default"), what=f"group of {what}"),
         schedule=read_schedule(schedule, options.get("timezone", "UTC"), cron=name),
         policy=_policy(name, options, what),

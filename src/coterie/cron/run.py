@@ -18,7 +18,7 @@ import traceback
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from coterie.cron.decide import CUT_OFF, goes_on, is_too_old
 from coterie.cron.tick import Tick
@@ -31,13 +31,17 @@ from coterie.storage.contracts.ticks import Kind, Outcome, TickNote, TickRow
 from coterie.storage.contracts.units import life_of_tick, unit_of_tick
 from coterie.work.context import context_of, in_span
 from coterie.work.limits import is_cancelled, settled
+from coterie.work.middleware import WorkInfo
 from coterie.work.occupants import GRACE_S
+from coterie.work.threads import in_thread
 from coterie.work.while_held import while_held
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from datetime import datetime
 
     from coterie.cron.definition import Cron
+    from coterie.cron.tick import Beat
     from coterie.durable.steps import DurableWork
     from coterie.ownership.seats import Tenure
     from coterie.storage.interface import Written
@@ -176,7 +180,21 @@ class TickRun:
     async def _call_body(self) -> None:
         work = self._work = self._new_work()
         work.places.begin()
-        await self._cron.body(self._tick(work))
+        tick = self._tick(work)
+        if self._services.middleware:
+            await self._services.middleware.around(self._described(), lambda: self._body_of(tick))
+        else:
+            await self._body_of(tick)
+
+    def _body_of(self, tick: Tick) -> Coroutine[Any, Any, Any]:
+        if self._cron.is_threaded:
+            threads, body = self._services.threads, partial(self._cron.body, tick)
+            return in_thread(threads, body, what=str(self), alone=self._unit)
+        return cast("Coroutine[Any, Any, Any]", self._cron.body(tick))
+
+    def _described(self) -> WorkInfo:
+        at = f"{self._row.at:%Y-%m-%dT%H:%M:%SZ}"
+        return WorkInfo(kind="tick", name=self._cron.name, id=at, attempt=self._attempt)
 
     async def _within_timeout(self, body: Any) -> None:
         if self._cron.timeout_s is None:
@@ -193,7 +211,7 @@ class TickRun:
             task.result()
             return
         task.cancel()
-        await settled([task], limit_s=GRACE_S)
+        await settled([task], limit_s=None if self._cron.is_threaded else GRACE_S)
         if not task.done():
             log.error("%s ignored its cancellation for %gs and is abandoned; what it writes is refused", self, GRACE_S)
         raise TimeoutError(f"it did not end within {self._cron.timeout_s:g}s")
@@ -207,7 +225,7 @@ class TickRun:
             work=work,
             services=self._services,
             tenure=self._tenure,
-            beat=self._beat,
+            beat=self._beat_of_thread() if self._cron.is_threaded else self._beat,
         )
 
     def _new_work(self) -> DurableWork:
@@ -294,6 +312,14 @@ class TickRun:
         self._note = storable(note[:_TEXT_MOST]), done, total
         if self._beating is None or self._beating.done():
             self._beating = self._services.tasks.spawn(self._write_beat(), name=f"beat {self._cron.name}", report=False)
+
+    def _beat_of_thread(self) -> Beat:
+        loop = asyncio.get_running_loop()
+
+        def beat(note: str, done: int | None, total: int | None) -> None:
+            loop.call_soon_threadsafe(self._beat, note, done, total)
+
+        return beat
 
     async def _write_beat(self) -> None:
         while True:

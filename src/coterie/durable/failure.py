@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from coterie.entities.rpc import arguments_of
+from coterie.entities.declared_errors import arguments_of
 from coterie.errors import CoterieError, MalformedMessage, RemoteError
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import said, storable

@@ -29,10 +29,14 @@ from coterie.errors import (
     StepDiverged,
 )
 from coterie.kernel import chaos, metrics, spans
+from coterie.kernel.ids import Seat
 from coterie.kernel.retry import Retry
 from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.work.context import facts_of
+from coterie.work.definition import is_async, is_plain
 from coterie.work.limits import is_cancelled
+from coterie.work.middleware import WorkInfo
+from coterie.work.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -56,11 +60,11 @@ def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, An
     if codec is not None:
         return codec.settled(value, what)
     if not _is_plain(value):
-        name = getattr(fn, "__name__", "the function")
+        name, kind = getattr(fn, "__name__", "the function"), "async def" if is_async(fn) else "def"
         raise MalformedMessage(
             what=what,
             problem=f"{name} returned {type(value).__name__}, and has no return annotation by which to read it again",
-            hint=f"annotate it: async def {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
+            hint=f"annotate it: {kind} {name if name.isidentifier() else 'work'}(…) -> {type(value).__name__}",
         )
     return PLAIN.settled(value, what)
 
@@ -133,13 +137,19 @@ class StepCall(NamedTuple):
     """A step that was called, at its place."""
 
     place: Place
-    fn: Callable[..., Awaitable[Any]]
+    fn: Callable[..., Any]
+    """An async function; or a plain one, which runs in a thread."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     retry: Retry | None = None
     timeout_s: float | None = None
     keep: bool = True
     """Whether its result is needed again."""
+
+
+def _called(step: StepCall) -> Awaitable[Any]:
+    work: Awaitable[Any] = step.fn(*step.args, **step.kwargs)
+    return work
 
 
 class Attempts:
@@ -162,13 +172,13 @@ class DurableWork(WaitingWork):
     def step(
         self,
         name: str,
-        fn: Callable[..., Awaitable[T]],
+        fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         retry: Retry | None = None,
         timeout_s: float | None = None,
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Coroutine[Any, Any, Any]:
         """Run a function once and return its result, in this and every later run."""
         place = self.places.next_place("step", named(name, "a step"), digest(args, kwargs))
         return self.run(StepCall(place, fn, args, kwargs, retry or self.retry, timeout_s))
@@ -233,15 +243,16 @@ class DurableWork(WaitingWork):
             return row, value if row.value is data else _UNREAD  # an earlier attempt may have stored another value
 
     async def _run_with_retries(self, step: StepCall, attempts: Attempts) -> Any:
-        place, fn, args, kwargs, retry, timeout_s, _ = step
+        place, retry, timeout_s = step.place, step.retry, step.timeout_s
         attempt = unreached = 0
         while True:
             attempts.made += 1
             try:
                 with self.places.inside():
+                    work = self._begun(step, attempts.made)
                     if timeout_s is None and not spans.on:
-                        return await fn(*args, **kwargs)
-                    return await self._limited(place, fn(*args, **kwargs), timeout_s, attempts.made)
+                        return await work
+                    return await self._limited(place, work, timeout_s, attempts.made)
             except (LeadershipLost, StepDiverged):
                 raise
             except asyncio.CancelledError:
@@ -261,6 +272,30 @@ class DurableWork(WaitingWork):
             self.require_held()
             await asyncio.sleep(pause_s or 0.0)
             self.require_held()  # a runner that was frozen here must not run what its successor has stored
+
+    def _begun(self, step: StepCall, attempt: int) -> Awaitable[Any]:
+        """One attempt, inside of the program's middleware."""
+        call = self._in_thread if is_plain(step.fn) else _called
+        if not self._services.middleware:
+            return call(step)
+        seat, kind = self._tenure.seat, step.place.kind
+        if self.unit.startswith(f"{seat}/"):  # of a tick or a leader
+            name, key = Seat.split(seat)[1], self.unit.removeprefix(f"{seat}/")
+        else:
+            name, _, key = self.unit.partition(":")[2].partition("/")
+        work = WorkInfo(
+            kind="compensation" if kind == "compensation" else "step",
+            name=name,
+            id=key,
+            method=step.place.name,
+            attempt=attempt,
+        )
+        return self._services.middleware.around(work, lambda: call(step))
+
+    def _in_thread(self, step: StepCall) -> Awaitable[Any]:
+        place, body = step.place, partial(step.fn, *step.args, **step.kwargs)
+        alone = (self.unit, place.branch, place.position)  # an attempt that was given up may still run
+        return in_thread(self._services.threads, body, what=self._what(place), alone=alone)
 
     async def _limited(self, place: Place, work: Awaitable[Any], timeout_s: float | None, attempt: int) -> Any:
         async with asyncio.timeout(timeout_s):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from coterie.durable.steps import DurableWork
 from coterie.kernel.text import storable
@@ -29,9 +29,12 @@ _KEY_MOST_BYTES = 1000
 class Durable(Protocol):
     """Work that continues on another runner when its own is lost: a unit of a leader, a tick, a workflow."""
 
+    @overload
     def step(
         self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]: ...
 
     def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]: ...
 
@@ -44,16 +47,21 @@ class Steps:
     def __init__(self, work: DurableWork) -> None:
         self._work = work
 
+    @overload
     def step(
         self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]: ...
+    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Run a function once and return its result, in this and every later run.
 
         The result is stored when this returns. If the runner is lost before that, the function runs again.
 
         Args:
             name: The name of the step.
-            fn: An async function. Its result is decoded by its return annotation; without one it must be a plain value.
+            fn: An async function; or a plain one, which runs in a thread. Its result is decoded by its return
+                annotation; without one it must be a plain value.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
 

@@ -17,9 +17,9 @@ On a runner, without any network:
     its concurrency [INV-E1]; its mailbox is bounded [INV-E4]; every call is answered once, by its deadline; a call that
     has started is never started again [INV-D8].
 
-Reading order: `entity` (the class users derive from) and `rpc` (`@rpc`: its errors, its metrics); `arguments` (types
-and arguments), `idempotency_key` (which calls are the same call), `definition` (checks a class), `reference` (the
-caller's side), `registry` (the entities of a program, and how runners host them).
+Reading order: `entity` (the class users derive from), `rpc` (`@rpc`, and its metrics) and `declared_errors`;
+`arguments` (types and arguments), `idempotency_key` (which calls are the same call), `definition` (checks a class),
+`reference` (the caller's side), `registry` (the entities of a program, and how runners host them).
 
 `host/`, on a runner: `work` (one call, and how it is answered), `host` (all entities of a runner), `shard`,
 `activation`, `mailbox` and `resources` (one entity), `dispatch` and `executor` (how handlers run), `responder`,

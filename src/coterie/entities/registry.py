@@ -192,6 +192,8 @@ class EntityRegistry:
             storage=runner.storage,
             hand_over=calling.persisted.hand_over,
             supervisor=runner.supervisor,
+            threads=runner.threads,
+            middleware=runner.middleware,
         )
         by_name = ByNameServer(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
         calling.serve(host, self.types, by_name)

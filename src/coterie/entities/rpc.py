@@ -1,113 +1,27 @@
 """`@rpc`, which marks a method of an entity as callable from any process, and the definition of such a method.
 
-The errors that an rpc declares are results, and cross to the caller as themselves [m10]. The metrics of an rpc are
-looked up once, when the program is loaded, so that a call only adds to them.
+A plain `def` becomes a coroutine function whose body runs in a thread, so that callers await every rpc alike. The
+metrics of an rpc are looked up once, when the program is loaded, so that a call only adds to them.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from inspect import Parameter
-from typing import Any, TypeVar, cast, get_type_hints, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from coterie.entities.arguments import Arguments, codec_of, hints_of, item_hints
+from coterie.entities.declared_errors import declared_errors
+from coterie.entities.host.work import handling
 from coterie.entities.idempotency_key import ACCEPTED, can_be_key
-from coterie.errors import CoterieError
 from coterie.kernel import metrics
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.metrics import Series
 from coterie.kernel.serialization.codec import Codec, codec_for
-from coterie.work.definition import refusal, refuse_unknown
-
-_SAMPLES = ((bool, True), (int, 7), (float, 7.5), (bytes, b"sample"))
-
-
-def declared_errors(errors: Any, *, what: str) -> dict[str, type[Exception]]:
-    """The declared exception classes, by the name under which they cross.
-
-    Args:
-        errors: The value of `errors=`.
-        what: The rpc, for errors.
-
-    Raises:
-        ConfigurationError: One is not an exception class, has the name of another, or cannot be rebuilt from its
-            `args`.
-    """
-    if isinstance(errors, type) or not isinstance(errors, list | tuple | set | frozenset):
-        name = getattr(errors, "__name__", "Overdrawn")
-        raise refusal(
-            f"{what}: errors is {errors!r}, expected a list of exception classes", hint=f"write errors=[{name}]"
-        )
-    found: dict[str, type[Exception]] = {}
-    for kind in errors:
-        _require_crossing(kind, what=what)
-        if found.setdefault(kind.__name__, kind) is not kind:
-            raise refusal(
-                f"{what} declares two errors of the name {kind.__name__}, and the caller could not tell them apart",
-                hint="rename one of them",
-            )
-    return found
-
-
-def nearest(error: BaseException, declared: dict[str, type[Exception]]) -> str | None:
-    """The name under which an error crosses: that of its class or nearest declared base; None if undeclared."""
-    names = (kind.__name__ for kind in type(error).__mro__ if declared.get(kind.__name__) is kind)
-    return next(names, None)
-
-
-def arguments_of(error: BaseException) -> tuple[Any, ...]:
-    """The arguments with which the class rebuilds the error: `args`, unless it has its own `__reduce__`."""
-    if not _has_own_reduce(type(error)):
-        return error.args
-    kind, args, *_ = cast("tuple[Any, ...]", error.__reduce__())
-    if kind is not type(error):
-        raise TypeError(f"{type(error).__name__}.__reduce__ names {kind!r} instead of its class")
-    return tuple(args)
-
-
-def _require_crossing(kind: Any, *, what: str) -> None:
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        raise refusal(f"{what}: errors has {kind!r}, which is no exception class")
-    if not _rebuilds(kind):
-        raise refusal(
-            f"{what}: {kind.__name__}(*args) does not give back the error of which `args` were taken",
-            hint="let its __init__ pass all that it takes to super().__init__(…), or give it a __reduce__",
-        )
-
-
-def _rebuilds(kind: type[Exception]) -> bool:
-    """Whether a class can be called with its errors' `args`, tried with a sample unless Python itself guarantees it."""
-    init: Any = kind.__init__
-    if issubclass(kind, CoterieError):  # built from facts by name
-        return False
-    if not inspect.isfunction(init) or _has_own_reduce(kind):
-        return True
-    parameters = list(inspect.signature(init).parameters.values())[1:]
-    if any(one.kind is Parameter.KEYWORD_ONLY for one in parameters):
-        return False
-    hints = _hints(init)
-    sample = tuple(_sample(hints.get(one.name)) for one in parameters if one.kind is not one.VAR_KEYWORD)
-    try:
-        return kind(*kind(*sample).args).args == sample
-    except Exception:  # noqa: BLE001 a user's class may raise anything; then it cannot be rebuilt
-        return False
-
-
-def _sample(hint: Any) -> Any:
-    return next((value for kind, value in _SAMPLES if kind is hint), "sample")
-
-
-def _hints(init: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(init)
-    except Exception:  # noqa: BLE001 an annotation is code; without it the sample is text
-        return {}
-
-
-def _has_own_reduce(kind: type[BaseException]) -> bool:
-    return inspect.isfunction(kind.__reduce__)
+from coterie.work.definition import is_async, refusal, refuse_unknown
+from coterie.work.threads import in_thread
 
 
 class RpcMetrics:
@@ -137,8 +51,11 @@ class RpcMetrics:
 
 
 Fn = TypeVar("Fn", bound=Callable[..., Coroutine[Any, Any, Any]] | Callable[..., AsyncIterator[Any]])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _MARK = "__coterie_rpc__"
+_THREADED = "__coterie_threaded__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +68,19 @@ class RpcOptions:
     timeout: Duration | None = None
 
 
+class RpcDecorator(Protocol):
+    """What `@rpc(…)` is: it makes a coroutine function of a plain function, and leaves others as they are."""
+
+    @overload
+    def __call__(self, fn: Fn, /) -> Fn: ...  # type: ignore[overload-overlap] # the first one that fits is meant
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+
 @overload
-def rpc(fn: Fn, /) -> Fn: ...
+def rpc(fn: Fn, /) -> Fn: ...  # type: ignore[overload-overlap] # as above
+@overload
+def rpc(fn: Callable[P, T], /) -> Callable[P, Coroutine[Any, Any, T]]: ...
 @overload
 def rpc(
     *,
@@ -160,12 +88,13 @@ def rpc(
     key: str | tuple[str, ...] | None = None,
     errors: Sequence[type[Exception]] = (),
     timeout: Duration | None = None,
-) -> Callable[[Fn], Fn]: ...
+) -> RpcDecorator: ...
 def rpc(fn: Any = None, /, **options: Any) -> Any:
     """Let any process call this method of an entity. Written with or without parentheses.
 
-    An `async def` returns one result; an async generator (with `yield` in it) returns a stream of items. Parameters
-    and result must be annotated: payloads are encoded by these types, and refused if they do not fit.
+    An `async def` returns one result; an async generator (with `yield` in it) returns a stream of items. A plain `def`
+    runs in a thread (the setting `threads`), and is awaited like the others, also by methods of its own class.
+    Parameters and result must be annotated: payloads are encoded by these types, and refused if they do not fit.
 
     Example:
         ```python
@@ -183,7 +112,7 @@ def rpc(fn: Any = None, /, **options: Any) -> Any:
                     timeout: How long a caller waits. None: the setting `call_timeout`.
 
     Raises:
-            ConfigurationError: It is not an `async def`, or an option is invalid.
+            ConfigurationError: It is no function, or a generator, or an option is invalid.
     """
     refuse_unknown(options, RpcOptions.__dataclass_fields__, what="@rpc")
     declared = RpcOptions(**options)
@@ -202,13 +131,30 @@ def _mark(fn: Any, options: RpcOptions) -> Any:
             f"@rpc stands before {fn!r}, which is no method",
             hint='write options by name, as in @rpc(timeout="5s"), and put @rpc nearest to an `async def` with self',
         )
-    bare = inspect.unwrap(fn)  # without other decorators
-    if not (inspect.iscoroutinefunction(bare) or inspect.isasyncgenfunction(bare)):
+    if inspect.isgeneratorfunction(inspect.unwrap(fn)):
         raise refusal(
-            f"{_short(fn)} is a plain function, and an rpc is awaited", hint=f"write async def {fn.__name__}(…)"
+            f"{_short(fn)} is a generator, and a stream is an async one", hint=f"write async def {fn.__name__}(…)"
         )
+    if not (is_async(fn) or inspect.isasyncgenfunction(inspect.unwrap(fn))):
+        fn = _threaded(fn)
     setattr(fn, _MARK, options)
     return fn
+
+
+def _threaded(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A coroutine function whose body runs in a thread; outside of a runner, as in a unit test, at once."""
+
+    @functools.wraps(fn)
+    async def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        body, work = functools.partial(fn, self, *args, **kwargs), handling.get()
+        if work is None:
+            return body()
+        hosted, host = work.resident.hosted, work.resident.shard.host
+        alone = work.address if hosted.concurrency == 1 else None
+        return await in_thread(host.threads, body, what=work.target, alone=alone, is_nested=bool(work.chain))
+
+    setattr(call, _THREADED, True)
+    return call
 
 
 def _short(fn: Any) -> str:
@@ -233,6 +179,8 @@ class Rpc:
     """The parameters that form the key."""
     timeout_s: float | None
     is_stream: bool
+    is_threaded: bool
+    """Whether its body runs in a thread, which a cancellation does not end."""
     result_what: str
     """The name of the result in errors."""
     counted: RpcMetrics
@@ -278,6 +226,7 @@ def make_rpc(fn: Callable[..., Any], options: RpcOptions, cls: type, *, name: st
         key=_key(options, arguments.names, hints, what=what),
         timeout_s=seconds_or_none(options.timeout, what=f"timeout of {what}"),
         is_stream=is_stream,
+        is_threaded=getattr(fn, _THREADED, False),
         result_what=f"result of {what}",
         counted=RpcMetrics(what.rpartition(".")[0], name, persisted=options.persisted),
     )

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from coterie.errors import ShuttingDown
 from coterie.kernel.service import State, Tasks
 from coterie.main import loop_factory
+from coterie.work.threads import await_here, body_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -62,6 +63,9 @@ class LoopBridge:
             RuntimeError: An event loop runs in this thread.
             ShuttingDown: The loop ended before the call did.
         """
+        if (simulated := await_here.get()) is not None:
+            result: T = simulated(make)
+            return result
         require_blocking()
         loop = self._running_loop()
         if loop is not None:
@@ -100,7 +104,7 @@ class ThreadCall(Generic[T]):
         tasks: The group of tasks that the work belongs to.
     """
 
-    __slots__ = ("_error", "_is_abandoned", "_is_done", "_loop", "_make", "_result", "_task", "_tasks")
+    __slots__ = ("_body", "_error", "_is_abandoned", "_is_done", "_loop", "_make", "_result", "_task", "_tasks")
 
     def __init__(
         self, make: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop, tasks: Tasks
@@ -108,6 +112,7 @@ class ThreadCall(Generic[T]):
         self._make = make
         self._loop = loop
         self._tasks = tasks
+        self._body = body_here()
         self._is_done = threading.Lock()  # held until it is: cheaper than an Event
         self._is_done.acquire()
         self._is_abandoned = False
@@ -153,6 +158,8 @@ class ThreadCall(Generic[T]):
             self._is_done.release()
         else:
             self._task.add_done_callback(self._end)
+            if self._body is not None:
+                self._body.begin_call()
 
     def _abandon(self) -> None:
         self._is_abandoned = True
@@ -161,6 +168,8 @@ class ThreadCall(Generic[T]):
 
     def _end(self, task: asyncio.Task[T]) -> None:
         self._task = None
+        if self._body is not None:
+            self._body.end_call()
         if task.cancelled():
             self._error = _ended()
         elif (error := task.exception()) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from coterie.errors import ClusterContextRequired
@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.kernel.ids import MessageId, ShardId
+
+
+class Cancellation:
+    """Whether a body in a thread is to end. Set on the loop, read in the thread."""
+
+    __slots__ = ("is_set",)
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+
+_cancellation: ContextVar[Cancellation | None] = ContextVar("coterie_cancellation", default=None)
+"""The cancellation of the body that runs in this thread; None: it is no such body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +57,20 @@ class ClusterContext:
     deadline: datetime | None = None
     """When the caller stops waiting."""
     trace_id: str | None = None
+    _cancellation: Cancellation | None = field(
+        default_factory=lambda: _cancellation.get(), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.deadline is not None and self.deadline.tzinfo is None:
             raise ValueError(f"deadline {self.deadline} has no time zone: add one, as in datetime.now(UTC)")
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether a plain function that runs in a thread should end: its caller has given up, its time is over, or
+        its seat was lost. What it returns from then on is discarded. Coroutines get `CancelledError` instead.
+        """
+        return self._cancellation is not None and self._cancellation.is_set
 
 
 class ContextFields(TypedDict, total=False):
@@ -118,6 +141,14 @@ def work_here() -> ClusterContext | None:
 
 enter = _current.set
 """Sets the source, or the context, that `current` uses from here on, in this context."""
+
+
+def enter_thread(cancellation: Cancellation) -> None:
+    """Make `current().cancelled` show a cancellation, in the context of a body that begins in a thread."""
+    _cancellation.set(cancellation)
+    found = _current.get(None)
+    if isinstance(found, ClusterContext):  # made before, on the loop
+        _current.set(replace(found))
 
 
 def refuse_in_transaction(what: object) -> None:

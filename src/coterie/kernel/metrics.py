@@ -207,6 +207,11 @@ SEATS = _gauge("coterie_seats", "Seats (shards, singletons, crons) that this run
 ENTITIES = _gauge("coterie_entities", "Entities that live on this runner", "type")
 RUNNING = _gauge("coterie_calls_running", "Handlers at work")
 WAITING = _gauge("coterie_mailbox_waiting", "Calls that wait in mailboxes")
+THREADS = _gauge(
+    "coterie_thread_bodies",
+    "Plain functions that run in a thread (busy), wait for one (waiting), or were cancelled and still run (stubborn)",
+    "state",
+)
 LOOP_LAG = _gauge("coterie_loop_lag_seconds", "The longest that the loop made a timer wait in the last seconds")
 TLS_EXPIRES = _gauge(
     "coterie_tls_expires_timestamp_seconds", "When the certificate of this process, or every authority in tls_ca, ends"

@@ -18,6 +18,7 @@ import msgspec
 from coterie.kernel import metrics
 from coterie.kernel.supervisor import FailingTask  # noqa: TC001 msgspec reads it
 from coterie.storage import unreadable_rows
+from coterie.work.threads import StubbornBody  # noqa: TC001 as above
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.ownership.membership import Membership
     from coterie.singletons.api import SingletonInfo
     from coterie.storage.interface import ClusterSnapshot
+    from coterie.work.threads import ThreadUse
 
 
 class ExcludedSeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,12 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its background tasks that failed within the last minute."""
     failed_over_s: float | None = None
     """How long ago the database turned out to be another server or timeline; None: it did not."""
+    threads_busy: int = 0
+    """Plain functions that run in threads."""
+    threads_waiting: int = 0
+    """Plain functions that wait for a thread."""
+    stubborn: tuple[StubbornBody, ...] = ()
+    """Those that were cancelled and still run."""
     unreadable: tuple[str, ...] = ()
     """Rows that it could not read and has skipped, the first few."""
 
@@ -157,6 +165,8 @@ class ClusterFacts:
 
 _UNREADABLE_MOST = 10
 """Number of unreadable rows that are reported; the log has all of them."""
+_STUBBORN_MOST = 10
+"""Number of stubborn plain functions that are reported; the log has all of them."""
 _version = cache(version)  # it reads a file
 
 
@@ -184,6 +194,7 @@ def facts_of(
     membership: Membership | None,
     used: Usage,
     failing: tuple[FailingTask, ...] = (),
+    threads: ThreadUse,
 ) -> LocalFacts:
     """Assemble the facts of a runner.
 
@@ -198,6 +209,7 @@ def facts_of(
         membership: Its current membership; None: it has not joined yet.
         used: Resource usage of its process.
         failing: Its background tasks that failed within the last minute.
+        threads: How its threads are used.
     """
     vitals = None if membership is None else membership.vitals
     trust = None if membership is None else membership.trust
@@ -228,6 +240,9 @@ def facts_of(
         cpu_s=used.cpu_s,
         failing=failing,
         failed_over_s=None if vitals is None else vitals.failed_over_s,
+        threads_busy=threads.busy,
+        threads_waiting=threads.waiting,
+        stubborn=threads.stubborn[:_STUBBORN_MOST],
         unreadable=tuple(map(str, unreadable_rows.found()[:_UNREADABLE_MOST])),
     )
 

@@ -30,6 +30,9 @@ def _sample_here(facts: LocalFacts) -> None:
     _set(metrics.SEATS, facts.seats)
     _set(metrics.RUNNING, facts.running)
     _set(metrics.WAITING, facts.waiting)
+    metrics.THREADS.of("busy").value = facts.threads_busy
+    metrics.THREADS.of("waiting").value = facts.threads_waiting
+    metrics.THREADS.of("stubborn").value = len(facts.stubborn)
     _set(metrics.LOOP_LAG, facts.loop_lag_s)
     _set(metrics.LEASE_LEFT, facts.lease_left_s)
     _set(metrics.STORAGE_LATENCY, facts.storage_s)

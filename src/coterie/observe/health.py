@@ -80,6 +80,7 @@ _DATABASE_HINT = "coterie doctor checks the database"
 _FAILING_HINT = "its log has the stack; what fails seven times within a minute gives up its seat, or ends the runner"
 _UNREADABLE_HINT = "it is left out, the others are not: mend or delete it with SQL; coterie check lists what is broken"
 _DROP = "delete from coterie.incoming where …"
+_STUBBORN_HINT = "nothing ends a thread: it has to look at current().cancelled, or to give its I/O a time limit"
 _NAMED = 3
 """Number of things of the same kind that are named; the others are counted."""
 
@@ -265,8 +266,11 @@ def _troubles(local: LocalFacts | None, bounds: Bounds) -> Iterator[tuple[Status
         yield "degraded", f"its task {task} failed {times}: {task.error}", _FAILING_HINT
     for row in local.unreadable:
         yield "degraded", row, _UNREADABLE_HINT
+    for body in local.stubborn:
+        problem = f"{body.what} still runs in its thread, {body.for_s:.0f}s after it was cancelled"
+        yield "degraded", problem, _STUBBORN_HINT
     if local.loop_lag_s > bounds.lag_s:
-        hint = "something blocks its event loop: its log has the stack; asyncio.to_thread takes it elsewhere"
+        hint = "something blocks its event loop: its log has the stack; a plain def in its place runs in a thread"
         yield "degraded", f"its event loop was blocked for {local.loop_lag_s:.1f}s", hint
     if local.clock_offset_s is not None and abs(local.clock_offset_s) > bounds.clock_s:
         way = "ahead of" if local.clock_offset_s > 0 else "behind"

@@ -235,6 +235,12 @@ class Settings:
         "entities that a runner keeps in memory at most",
         why="some hundred megabytes at ten kilobytes each",
     )
+    threads: int = setting(
+        parsers.whole(1, 10_000),
+        32,
+        "threads for rpcs, crons and steps that are plain functions: how many of them run at once on a runner",
+        why="enough for functions that wait for a database or a service, few enough for connections to one",
+    )
     max_idle: timedelta = setting(
         parsers.duration("10ms", "3650d"),
         "10m",
@@ -391,6 +397,7 @@ class SettingsOverrides(TypedDict, total=False):
     retention: Duration
     key_retention: Duration
     resident_entities: int
+    threads: int
     max_idle: Duration
     retry: Retry
     loss_limit: int

@@ -105,6 +105,9 @@ class Singleton(Generic[S]):
         )
 
 
+_INSTEAD = "a leader ends when its seat moves, and a thread need not: await blocking functions as steps of a unit"
+
+
 def define(name: str, body: SingletonBody, options: SingletonOptions[Any]) -> Singleton[Any]:
     """Build the singleton that a function describes.
 
@@ -114,7 +117,7 @@ def define(name: str, body: SingletonBody, options: SingletonOptions[Any]) -> Si
     name = require_name(name, kind="singleton")
     what = f"singleton {name!r}"
     refuse_unknown(options, dict.fromkeys(("state", *SingletonOptions.__annotations__)), what=what)
-    require_body(body, what=what, argument="leader")
+    require_body(body, what=what, argument="leader", instead=_INSTEAD)
     every_s = seconds_or_none(options.get("every"), what=f"every of {what}")
     expected_s = seconds_or_none(options.get("expected_interval"), what=f"expected_interval of {what}")
     codec, initial = _state(name, options)

@@ -1,13 +1,14 @@
 """Tools for testing clusters, one's own and coterie itself: virtual time, seeds, faults.
 
-A simulation runs everything in one thread, in virtual time, in an order that a seed decides, and so repeats exactly.
+A simulation runs everything in virtual time, one thing at a time, in an order that a seed decides, and so repeats
+exactly. Plain functions of the program have threads, which take turns with the loop (`threads`).
 
 Promise:
     The same seed and the same code give the same run, in any process.
 
-In which order to read: `simulation` and `runner` (the verbs) with `lease_thread`, `database`, `witness` and `faults`;
-`run` (one seed, one run); `loop/` (virtual time, tasks, the order that a seed decides, the end of a run); `network/`;
-`chaos`; `plugin` for pytest. `probe` tests one entity, without any of this.
+In which order to read: `simulation` and `runner` (the verbs) with `lease_thread`, `threads`, `database`, `witness` and
+`faults`; `run` (one seed, one run); `loop/` (virtual time, tasks, the order that a seed decides, the end of a run);
+`network/`; `chaos`; `plugin` for pytest. `probe` tests one entity, without any of this.
 
 Real processes have the same verbs: `processes` with `proxy`; `postgres` for a PostgreSQL server of the test's own.
 """

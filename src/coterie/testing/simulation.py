@@ -35,6 +35,7 @@ from coterie.testing.network.network import Network
 from coterie.testing.network.wire import SimWire
 from coterie.testing.run import current_loop
 from coterie.testing.runner import Runner, done
+from coterie.testing.threads import SteppedThreads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -192,6 +193,7 @@ class Simulation:
             new_aside=lambda: SimSideLoop(self.loop, node),
             host=node.name,
             supervisor=supervisor,
+            new_threads=lambda _: SteppedThreads(self.loop),
         )
 
     def _new_time(self) -> LocalTime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigurationError, InvalidArgument, quoted
@@ -58,14 +59,56 @@ def require_name(name: Any, *, kind: str) -> str:
         raise refusal(problem) from error
 
 
-def require_body(body: Any, *, what: str, argument: str) -> None:
-    """Refuse a body that is not an async function of one argument."""
+def require_body(body: Any, *, what: str, argument: str, instead: str = "") -> None:
+    """Refuse a body that is not a function of one argument.
+
+    Args:
+        body: The body.
+        what: What it is for.
+        argument: The name of its argument.
+        instead: Plain functions are refused too, with what to do about blocking code. Empty: they run in threads.
+    """
     shown = getattr(body, "__name__", repr(body))
-    hint = f"write async def {shown if shown.isidentifier() else 'work'}({argument})"
-    if not inspect.iscoroutinefunction(inspect.unwrap(body)):
-        raise refusal(f"{what}: {shown} is no async function", hint=hint)
+    kind = "async def" if instead or is_async(body) else "def"
+    hint = f"write {kind} {shown if shown.isidentifier() else 'work'}({argument})"
+    if instead and is_plain(body):
+        raise refusal(f"{what}: {shown} is no async function", hint=f"{hint}; {instead}")
+    if not (is_async(body) or is_plain(body)):
+        raise refusal(f"{what}: {shown} is no {'async ' if instead else ''}function", hint=hint)
     if not takes_one(body):
         raise refusal(f"{what}: {shown} does not take one argument, its {argument}", hint=hint)
+
+
+def is_async(fn: Any) -> bool:
+    """Whether a callable is an `async def`, or wraps one: it is called on the loop, and its result awaited."""
+    return any(inspect.iscoroutinefunction(each) for each in _layers(fn))
+
+
+def is_plain(fn: Any) -> bool:
+    """Whether a callable is a plain function, method or callable object, and no generator: it runs in a thread."""
+    layers = _layers(fn)
+    if not callable(fn) or isinstance(fn, type):
+        return False
+    return not any(
+        inspect.iscoroutinefunction(each) or inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in layers
+    )
+
+
+def _layers(fn: Any) -> list[Any]:
+    """A callable, and what it wraps: by `functools.wraps`, as a partial, as an object with `__call__`."""
+    layers = [fn]
+    while True:
+        outer = layers[-1]
+        if isinstance(outer, partial):
+            inner = outer.func
+        elif hasattr(outer, "__wrapped__"):
+            inner = outer.__wrapped__
+        elif inspect.isroutine(outer) or isinstance(outer, type) or not callable(outer):
+            return layers
+        else:
+            inner = type(outer).__call__
+        layers.append(inner)
 
 
 def takes_one(function: Callable[..., Any]) -> bool:

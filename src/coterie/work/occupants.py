@@ -77,6 +77,8 @@ class Occupants(Generic[OccupantT]):
             supervisor=runner.supervisor,
             resign=self._resign,
             tokens_of=lambda: runner.tokens,
+            threads=runner.threads,
+            middleware=runner.middleware,
         )
         self._runner = runner
         runner.at_end(self.stop)

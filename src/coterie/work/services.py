@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.contracts.units import UnitStore
     from coterie.storage.interface import Storage
+    from coterie.work.middleware import Middleware
+    from coterie.work.threads import Threads
 
 
 class Resign(Protocol):
@@ -49,6 +51,10 @@ class Services:
     supervisor: Supervisor
     resign: Resign
     tokens_of: Callable[[], Tokens]
+    threads: Threads
+    """Where plain functions of the program run."""
+    middleware: Middleware
+    """What runs around each attempt of the program's work."""
 
     @property
     def units(self) -> UnitStore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
@@ -38,7 +38,7 @@ class Compensation(NamedTuple):
     """A registered compensation: undoes a step if the workflow fails or is interrupted."""
 
     place: Place
-    fn: Callable[..., Awaitable[Any]]
+    fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -97,15 +97,17 @@ class Workflow(Steps):
             timeout_s=seconds_or_none(timeout, what="timeout") or self._timeout_s,
         )
 
+    @overload
     def step(
         self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, T]:
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]: ...
+    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """See `Steps.step`; with the options of this workflow."""
         return self._work.step(name, fn, args, kwargs, retry=self._retry, timeout_s=self._timeout_s)
 
-    def compensate(
-        self, name: str, fn: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Registered:
+    def compensate(self, name: str, fn: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Registered:
         """Register a compensation: it runs if the workflow fails or is interrupted, the last one first.
 
         Each runs at least once, and is recorded like a step. If it raises, the error is recorded and the others run.

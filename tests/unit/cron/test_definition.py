@@ -107,6 +107,12 @@ def test_others_are_told_what_they_need_to_show_it() -> None:
 )
 def test_a_body_is_whatever_is_async_and_takes_a_tick(function: Any) -> None:
     assert cron(body=function).body is function
+    assert not cron(body=function).is_threaded
+
+
+@pytest.mark.parametrize("function", [plain, lambda tick: None, functools.partial(plain), wrapped(plain)])
+def test_a_plain_function_is_a_body_that_runs_in_a_thread(function: Any) -> None:
+    assert cron(body=function).is_threaded
 
 
 @pytest.mark.parametrize("name", ["a/b:c", " ", "größe", "\u202e%_'\"", "x" * 1000, "line\nbreak"], ids=range(6))
@@ -133,14 +139,13 @@ def test_names_that_cannot_be_stored_are_refused(name: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (plain, "cron 'x': plain is no async function: write async def plain(tick)"),
-        (stream, "cron 'x': stream is no async function: write async def stream(tick)"),
-        (5, "cron 'x': 5 is no async function: write async def work(tick)"),
-        (lambda tick: None, "cron 'x': <lambda> is no async function: write async def work(tick)"),
+        (stream, "cron 'x': stream is no function: write def stream(tick)"),
+        (5, "cron 'x': 5 is no function: write def work(tick)"),
+        (int, "cron 'x': int is no function: write def int(tick)"),
         (without, "cron 'x': without does not take one argument, its tick: write async def without(tick)"),
         (of_two, "cron 'x': of_two does not take one argument, its tick: write async def of_two(tick)"),
     ],
-    ids=["plain", "stream", "number", "lambda", "none", "two"],
+    ids=["stream", "number", "class", "none", "two"],
 )
 def test_functions_that_cannot_run_are_refused(function: Any, says: str) -> None:
     assert problem(function=function) == says
@@ -255,7 +260,7 @@ class TestRoom:
     def test_one_that_is_refused_leaves_its_name_free(self) -> None:
         cluster = Cluster("sqlite://")
         with pytest.raises(ConfigurationError):
-            cluster.cron("x", "@daily")(plain)  # type: ignore[arg-type] # what a checker refuses, too
+            cluster.cron("x", "@daily")(without)  # type: ignore[type-var] # what a checker refuses, too
         cluster.cron("x", "@daily")(nothing)
 
     def test_forgotten_parentheses_are_told_at_once(self) -> None:

@@ -44,10 +44,11 @@ class Typed(TypedDict):
     cents: int
 
 
-def plain_method() -> None:
+def generator_method() -> None:
     class A(Entity):
-        @rpc  # type: ignore[type-var] # that is the point
-        def go(self) -> None: ...
+        @rpc
+        def go(self) -> Any:
+            yield 1
 
 
 def no_parameter_annotation() -> None:
@@ -191,7 +192,7 @@ def persisted_stream() -> None:
 
 def stream_annotated_as_item() -> None:
     class A(Entity):
-        @rpc  # type: ignore[type-var] # that is the point
+        @rpc
         async def go(self) -> int:  # type: ignore[misc] # that is the point
             yield 1
 
@@ -247,9 +248,9 @@ def bare(**options: Any) -> Callable[[], object]:
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
-    "a plain function": (
-        plain_method,
-        "A.go is a plain function, and an rpc is awaited",
+    "a generator": (
+        generator_method,
+        "A.go is a generator, and a stream is an async one",
         "write async def go(…)",
     ),
     "a parameter without annotation": (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.entities.calls.wire import pack_failure, read_failure
-from coterie.entities.rpc import declared_errors
+from coterie.entities.declared_errors import declared_errors
 from coterie.errors import ConfigurationError, MailboxFull, RemoteError
 
 

@@ -25,6 +25,7 @@ SHOWN = re.compile(r"\$labels\.([a-z_]+)|\{\{\s*([a-z_]+)\s*\}\}")
 WORDS = {
     ("coterie_health", "status"): {"healthy", "degraded", "unhealthy"},
     ("coterie_shards", "state"): {"owned", "orphaned"},
+    ("coterie_thread_bodies", "state"): {"busy", "waiting", "stubborn"},
     ("coterie_calls_total", "outcome"): {"ok", "declared", "failed"},
     ("coterie_messages_total", "outcome"): {"ok", "declared", "retried", "dead"},
     ("coterie_cron_ticks_total", "outcome"): {"ran", "failed", "skipped"},

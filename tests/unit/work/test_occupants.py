@@ -15,7 +15,9 @@ from coterie.kernel.supervisor import Supervisor
 from coterie.ownership.seats import Tenure, Trust
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
+from coterie.work.middleware import Middleware
 from coterie.work.occupants import GRACE_S, LoopOccupant, Occupants
+from coterie.work.threads import InlineThreads
 from tests.support.manual_clock import ManualClock
 from tests.support.services import services
 
@@ -37,6 +39,7 @@ class FakeRunner:
         self.calling = SimpleNamespace(clock=ManualClock(), chance=Random(1))
         self.name = "r1"
         self.supervisor = Supervisor(Random(1))
+        self.threads, self.middleware = InlineThreads(), Middleware()
         self.last: list[Any] = []
         self.resigned: list[tuple[str, str, str]] = []
 

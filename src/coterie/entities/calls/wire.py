@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from coterie.entities.rpc import arguments_of, nearest
+from coterie.entities.declared_errors import arguments_of, nearest
 from coterie.errors import CoterieError, MalformedMessage, MessageCancelled, RemoteError
 from coterie.kernel.serialization.codec import Codec
 

@@ -383,5 +383,5 @@ class Resident:
     def _moment(self, at_s: float) -> datetime | None:
         if at_s == math.inf:  # a persisted message has no deadline
             return None
-        left_ns = int((at_s - asyncio.get_running_loop().time()) * 1e9)
+        left_ns = int((at_s - self.shard.host.now_s()) * 1e9)
         return to_datetime(self.shard.host.clock.wall_ns() + left_ns)

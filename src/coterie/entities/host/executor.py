@@ -8,16 +8,18 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
 from coterie.entities.calls.spans import handled
+from coterie.entities.declared_errors import nearest
 from coterie.entities.host.activation import ActivationFailed, NotHeld, Resident, activate, activate_at_once
 from coterie.entities.host.dispatch import CallQueue
 from coterie.entities.host.responder import report_defect, report_stubborn, timed_out
 from coterie.entities.persisted.commit import Commits
-from coterie.entities.rpc import nearest
 from coterie.errors import MalformedMessage, NewerVersion
 from coterie.kernel import chaos, spans
 from coterie.kernel.coroutines import coroutine_of
 from coterie.kernel.deadlines import Deadlines
+from coterie.kernel.ids import MessageId
 from coterie.work.limits import CLOSING_S, STUBBORN_S
+from coterie.work.middleware import WorkInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -91,6 +93,7 @@ class HandlerExecutor:
         self._counts, self._on_idle, self._steady_ns = host.counts, host.idle.add, host.clock.steady_ns
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
+        self._middleware, self._has_middleware = host.middleware, bool(host.middleware)
         self._deadlines = Deadlines(self._loop, self._sweep)
         self.queue = CallQueue(self)
         self._commits = Commits(host, self, hand_over)
@@ -111,7 +114,8 @@ class HandlerExecutor:
         if work.task is not None and not work.is_stopped:
             work.is_stopped = True
             work.task.cancel()
-            self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
+            if not work.rpc.is_threaded:  # the threads report their own
+                self._loop.call_later(STUBBORN_S, report_stubborn, work, STUBBORN_S)
 
     async def close(self) -> None:
         """Stop the deadline timer, the spare task and the commits."""
@@ -185,9 +189,12 @@ class HandlerExecutor:
         if chaos.on:
             chaos.saw("message" if work.is_stored else "rpc", work.target)
         entity = work.resident.entity
-        made = rpc.fn(entity, *args, **kwargs) if kwargs else rpc.fn(entity, *args)
-        if type(made) is not CoroutineType or rpc.is_stream:
-            made = streamed(work, made) if rpc.is_stream else coroutine_of(made)
+        if self._has_middleware:
+            made = self._middleware.around(_described(work), lambda: _called(work, rpc.fn(entity, *args, **kwargs)))
+        else:
+            made = rpc.fn(entity, *args, **kwargs) if kwargs else rpc.fn(entity, *args)
+            if type(made) is not CoroutineType or rpc.is_stream:
+                made = _called(work, made)
         return handled(work, made) if spans.on else made
 
     def _fill(self, resident: Resident) -> None:
@@ -351,6 +358,23 @@ class HandlerExecutor:
         for work in expired:
             self._responder.refuse(work, timed_out(work))
         return least_s
+
+
+def _called(work: Work, made: Any) -> Coroutine[Any, Any, Any]:
+    """What a handler has given, as a coroutine."""
+    return streamed(work, made) if work.rpc.is_stream else coroutine_of(made)
+
+
+def _described(work: Work) -> WorkInfo:
+    return WorkInfo(
+        kind="stream" if work.rpc.is_stream else "rpc",
+        name=work.entity_type,
+        id=work.entity_id,
+        method=work.method,
+        attempt=work.attempt,
+        message_id=MessageId(work.message_id),
+        key=work.key,
+    )
 
 
 async def _nothing() -> None:

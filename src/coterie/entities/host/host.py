@@ -31,6 +31,8 @@ from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.kernel.text import said
 from coterie.work.limits import STUBBORN_S, settled
+from coterie.work.middleware import Middleware
+from coterie.work.threads import InlineThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import Storage
+    from coterie.work.threads import Threads
 
 log = logging.getLogger("coterie.entities")
 
@@ -63,6 +66,8 @@ class Host:
         storage: Stores state and messages; None for a probe, which stores nothing.
         hand_over: Hands a message that a handler sent to its owner, once it is stored.
         supervisor: The supervisor of this process.
+        threads: Where plain functions run. Default: on the loop.
+        middleware: What runs around each call. Default: nothing.
 
     Promise:
         Every delivered call is answered once, by its deadline and a tick, whatever its handler does (see `Work`).
@@ -81,8 +86,12 @@ class Host:
         storage: Storage | None = None,
         hand_over: Callable[[Message], None] = lambda _: None,
         supervisor: Supervisor | None = None,
+        threads: Threads | None = None,
+        middleware: Middleware | None = None,
     ) -> None:
         self.cluster = cluster
+        self.threads = threads or InlineThreads()
+        self.middleware = middleware or Middleware()
         self.storage = storage
         self.settings = settings
         self.clock = clock
@@ -172,6 +181,10 @@ class Host:
         now_s = self._loop.time()
         streaks = {name: hosted.defects.streak(now_s=now_s) for name, hosted in self._hosted.items()}
         return {name: each for name, each in streaks.items() if each is not None}
+
+    def now_s(self) -> float:
+        """The loop's time, from any thread."""
+        return self._loop.time()
 
     def queued(self) -> tuple[int, int]:
         """The numbers of calls that wait in mailboxes and that run. Visits each entity: too slow for each call."""

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from coterie.entities.calls.wire import pack_failure
-from coterie.entities.rpc import nearest
+from coterie.entities.declared_errors import nearest
 from coterie.errors import CoterieError, RunnerUnavailable, SendTimeout, UnknownEntity
 from coterie.kernel import metrics
 

@@ -18,9 +18,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from coterie.testing.loop.seeds import stream
+from coterie.work.threads import await_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+inside: set[int] = set()
+"""The threads that are part of the simulation: that of the loop, and those of its plain functions."""
 
 _USE_LOOP_TIME = "use asyncio.get_running_loop().time(), or the clock you are given"
 _TIMES = {
@@ -32,7 +36,6 @@ _TIMES = {
     "perf_counter_ns": _USE_LOOP_TIME,
     "clock_gettime": _USE_LOOP_TIME,
     "clock_gettime_ns": _USE_LOOP_TIME,
-    "sleep": "use await asyncio.sleep(…)",
 }
 # They measure real durations, or stamp log records and spans: nothing that a run depends on.
 _MAY_READ_TIME = sys.stdlib_module_names | {
@@ -90,40 +93,57 @@ def guarded(seed: int) -> Iterator[None]:
     random.seed(f"{seed}/random")
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, before)
-        for target, name, replacement in _replacements(seed, threading.get_ident()):
+        inside.add(threading.get_ident())
+        stack.callback(inside.discard, threading.get_ident())
+        for target, name, replacement in _replacements(seed):
             stack.callback(setattr, target, name, getattr(target, name))
             setattr(target, name, replacement)
         yield
 
 
-def _replacements(seed: int, thread: int) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+def _replacements(seed: int) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     for name, instead in _TIMES.items():
-        yield time, name, _time_guard(f"time.{name}()", instead, getattr(time, name), thread)
+        yield time, name, _time_guard(f"time.{name}()", instead, getattr(time, name))
+    yield time, "sleep", _virtual_sleep(time.sleep)
     start, init = threading.Thread.start, socket.socket.__init__
-    yield threading.Thread, "start", _guard("a thread", _NO_THREADS, start, thread)
-    yield socket.socket, "__init__", _guard("a socket", _USE_NETWORK, init, thread)
+    yield threading.Thread, "start", _guard("a thread", _NO_THREADS, start)
+    yield socket.socket, "__init__", _guard("a socket", _USE_NETWORK, init)
     # uuid4, secrets and SystemRandom all draw from these two names.
-    urandom = _seeded(stream(seed, "urandom").randbytes, os.urandom, thread)
+    urandom = _seeded(stream(seed, "urandom").randbytes, os.urandom)
     yield os, "urandom", urandom
     yield random, "_urandom", urandom
 
 
-def _guard(what: str, instead: str, original: Callable[..., Any], thread: int) -> Callable[..., Any]:
+def _guard(what: str, instead: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def guard(*args: Any, **options: Any) -> Any:
-        if threading.get_ident() == thread:
+        if threading.get_ident() in inside:
             raise RuntimeError(f"{what} inside a simulation: {instead}")
         return original(*args, **options)
 
     return guard
 
 
-def _time_guard(what: str, instead: str, original: Callable[..., Any], thread: int) -> Callable[..., Any]:
+def _time_guard(what: str, instead: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def guard(*args: Any) -> Any:
-        if threading.get_ident() == thread and not _may_read_time(sys._getframe(1)):
+        if threading.get_ident() in inside and not _may_read_time(sys._getframe(1)):
             raise RuntimeError(f"{what} inside a simulation differs from run to run: {instead}")
         return original(*args)
 
     return guard
+
+
+def _virtual_sleep(original: Callable[..., Any]) -> Callable[..., Any]:
+    """In a plain function it takes virtual time; in a coroutine, where it would stop the loop, it is refused."""
+
+    def sleep(seconds: float) -> None:
+        if (simulated := await_here.get()) is not None:
+            simulated(lambda: asyncio.sleep(seconds))
+        elif threading.get_ident() in inside and not _may_read_time(sys._getframe(1)):
+            raise RuntimeError("time.sleep() inside a simulation differs from run to run: use await asyncio.sleep(…)")
+        else:
+            original(seconds)
+
+    return sleep
 
 
 def _may_read_time(frame: Any) -> bool:
@@ -132,8 +152,8 @@ def _may_read_time(frame: Any) -> bool:
     return module.partition(".")[0] in _MAY_READ_TIME or frame.f_code.co_name == "<module>"
 
 
-def _seeded(draw: Callable[[int], bytes], original: Callable[[int], bytes], thread: int) -> Callable[[int], bytes]:
+def _seeded(draw: Callable[[int], bytes], original: Callable[[int], bytes]) -> Callable[[int], bytes]:
     def urandom(size: int, /) -> bytes:
-        return draw(size) if threading.get_ident() == thread else original(size)
+        return draw(size) if threading.get_ident() in inside else original(size)
 
     return urandom

@@ -21,6 +21,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from coterie.testing.loop import guards
 from coterie.testing.loop.deadlock import StepLimit, deadlock, waits
 from coterie.testing.loop.disposal import discard
 from coterie.testing.loop.guards import SealedLoop
@@ -109,7 +110,7 @@ class SimLoop(SealedLoop):
     def call_soon_threadsafe(  # type: ignore[override] # as above
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        if threading.get_ident() != self._thread_id:
+        if threading.get_ident() != self._thread_id and threading.get_ident() not in guards.inside:
             raise RuntimeError("another thread calls into a simulation, at a moment that no seed repeats")
         return self.call_soon(callback, *args, context=context)
 
