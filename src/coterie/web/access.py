@@ -220,7 +220,6 @@ class RequestGuard:
             raise ValueError(f"access= returned {said!r}: it has to be none, read or act")
         return "read" if said == "act" and self._web == "read" else said
 
-
     def _is_call(self, scope: Scope) -> bool:
         """Whether it needs the token for calls, on loopback too."""
         return self._calls_token is not None and any(path in scope["path"] for path in CALL_PATHS)

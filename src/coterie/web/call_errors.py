@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import (
-    AlreadyResolved,
     CoterieError,
     InvalidArgument,
     KeyConflict,
@@ -24,11 +23,7 @@ from coterie.errors import (
     RemoteError,
     SendTimeout,
     UnknownEntity,
-    WorkflowEnded,
-    WorkflowFailed,
-    WorkflowInterrupted,
     WorkflowNotFound,
-    WorkflowTimeout,
 )
 from coterie.kernel.ids import EntityAddress
 from coterie.web.responses import HttpRefusal
@@ -43,14 +38,9 @@ _STATUSES: Mapping[type[CoterieError], int] = {
     WorkflowNotFound: 404,
     KeyConflict: 409,
     MessageCancelled: 409,
-    WorkflowInterrupted: 409,
-    WorkflowEnded: 409,
-    AlreadyResolved: 409,
     MailboxFull: 429,
     SendTimeout: 504,
-    WorkflowTimeout: 504,
     MessageDead: 500,
-    WorkflowFailed: 500,
 }
 _AGAIN = (429, 503)
 

@@ -44,8 +44,7 @@ def described(offer: Offer) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
         paths[f"/api/send/{place}"] = {"post": _send(rpc, arguments)}
     for run in runs:
         place = f"/api/workflows/{quote(run.name, safe='')}/{{id}}"
-        paths[place] = {"post": _start(run, schemas), "get": _status(run)}
-        paths[f"{place}/result"] = {"get": _run_result(run, schemas)}
+        paths[place] = {"post": _start(run, schemas), "get": _run(run, schemas)}
     paths["/api/result/{message}"] = {"get": _result()}
     scheme = {"type": "http", "scheme": "bearer", "description": "http_calls_token"}
     components = {**schemas.components, "CallError": _ERROR, "Sent": _SENT, "Run": _RUN}
@@ -119,17 +118,9 @@ def _start(run: WorkflowType, schemas: Schemas) -> dict[str, Any]:
     return _posted(f"Start a run of {run.name}, once for each id.", schemas.of(run.payload.type), answers, [_TIMEOUT])
 
 
-def _status(run: WorkflowType) -> dict[str, Any]:
-    return _got(f"How a run of {run.name} stands.", {"200": _json("The run.", _ref("Run"))}, [_ID])
-
-
-def _run_result(run: WorkflowType, schemas: Schemas) -> dict[str, Any]:
-    answers = {
-        "200": _json("Its result.", schemas.of(run.result.type)),
-        "202": _json("It has none yet.", _ref("Run")),
-        "409": _error("It was interrupted."),
-    }
-    return _got(f"The result of a run of {run.name}.", answers, [_ID, _TIMEOUT])
+def _run(run: WorkflowType, schemas: Schemas) -> dict[str, Any]:
+    told = {"allOf": [_ref("Run"), {"properties": {"result": schemas.of(run.result.type)}}]}
+    return _got(f"How a run of {run.name} stands, and its result.", {"200": _json("The run.", told)}, [_ID, _TIMEOUT])
 
 
 def _result() -> dict[str, Any]:
@@ -205,7 +196,7 @@ _TIMEOUT = {
     "name": "timeout",
     "in": "query",
     "description": f"How long to wait, {WAIT_MOST_S:g}s at most.",
-    "schema": {"type": "string", "pattern": "^[0-9]{1,3}(ms|s)$"},
+    "schema": {"type": "string", "pattern": "^[1-9][0-9]{0,1}s$"},
 }
 _KEY = {
     "name": "Idempotency-Key",

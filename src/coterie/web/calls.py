@@ -4,8 +4,7 @@
     POST /api/send/{type}/{id}/{method}         202 and the id of the message
     GET  /api/result/{message}                  the result of a message, or 202
     POST /api/workflows/{name}/{id}             starts a run
-    GET  /api/workflows/{name}/{id}             how it stands
-    GET  /api/workflows/{name}/{id}/result      its result, or 202
+    GET  /api/workflows/{name}/{id}             how it stands, and its result
 
 There are such routes only if the setting `http_calls` names something. Each request needs `http_calls_token`, wherever
 it comes from; neither cookies nor the token of the page count, and browsers of other sites are refused.
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
@@ -28,7 +27,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from coterie.entities.calls.by_name_client import CallsByName
-from coterie.errors import CoterieError, SendTimeout, WorkflowNotFound, WorkflowTimeout
+from coterie.errors import (
+    CoterieError,
+    SendTimeout,
+    WorkflowFailed,
+    WorkflowInterrupted,
+    WorkflowNotFound,
+    WorkflowTimeout,
+)
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import EntityAddress
 from coterie.kernel.plain import plain
@@ -53,7 +59,7 @@ BODY_MOST_BYTES = 1024 * 1024
 """Size of the arguments of one call."""
 CALLS_MOST = 256
 """Requests that are under way at once."""
-WAIT_MOST_S = 600.0
+WAIT_LEAST_S, WAIT_MOST_S = 0.01, 600.0
 """How long one request may wait."""
 _SPARE_S = 2.0
 """How much longer than its own timeout a call may take, until the request ends without its error."""
@@ -79,20 +85,19 @@ class HttpCalls:
     def routes(self) -> list[Route]:
         """The routes."""
         return [
-            self._route("/api/call/{rest:path}", self.call, "POST"),
-            self._route("/api/send/{rest:path}", self.send, "POST"),
-            self._route("/api/result/{rest:path}", self.result, "GET"),
-            self._route("/api/workflows/{rest:path}", self.start, "POST"),
-            self._route("/api/workflows/{rest:path}", self.run, "GET"),
+            self._route("/api/call/{rest:path}", POST=self.call),
+            self._route("/api/send/{rest:path}", POST=self.send),
+            self._route("/api/result/{rest:path}", GET=self.result),
+            self._route("/api/workflows/{rest:path}", POST=self.start, GET=self.run),
         ]
 
-    def _route(self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+    def _route(self, path: str, **handlers: Callable[[Request], Awaitable[Response]]) -> Route:
         async def answer(request: Request) -> Response:
             _require_caller(request)
             with self._slot(), refusals():
-                return await handler(request)
+                return await handlers["GET" if request.method == "HEAD" else request.method](request)
 
-        route = Route(path, answer, methods=[method])
+        route = Route(path, answer, methods=list(handlers))
         route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)  # an id may contain any character
         return route
 
@@ -162,30 +167,21 @@ class HttpCalls:
         return told
 
     async def run(self, request: Request) -> Response:
-        """How a run stands; or its result, 202 while there is none."""
-        parts = _parts(request, "workflows")
-        if len(parts) == 3 and parts[2] == "result":
-            return await self._run_result(request, *self._workflow(*parts[:2]))
-        kind, id_ = self._workflow(*_exactly(parts, 2))
-        row = await self._web_view.here().storage.units.get(kind.unit(id_))
-        if row is None:
-            raise WorkflowNotFound(workflow=kind.name, id=id_)
-        return json_of(_told(row))
-
-    async def _run_result(self, request: Request, kind: WorkflowType, id_: str) -> Response:
+        """How a run stands, with its result if it is done. With `?timeout=` it waits for the end first."""
         from coterie.workflows import api
 
+        kind, id_ = self._workflow(*_segments(request, "workflows", 2))
         here, within_s = self._web_view.here, self._within_s(request, default_s=0.0)
         handle: WorkflowHandle[Any] = api.handle_of(kind, id_, here, lambda _: here())
-        try:
-            # Without a timeout there is one look, which takes as long as the database does.
-            row_s = within_s if within_s else None
-            if row_s is None and await handle.status() in ("running", "suspended"):
-                return _going_on(kind.name, id_)
-            found = await handle.result(timeout=row_s)
-        except WorkflowTimeout:
-            return _going_on(kind.name, id_)
-        return json_of(PLAIN.decode(kind.result.encode(found)))
+        done: dict[str, Any] = {}
+        if within_s or await handle.status() == "done":
+            with suppress(WorkflowTimeout, WorkflowFailed, WorkflowInterrupted):  # the status says so
+                found = await handle.result(timeout=within_s or None)
+                done["result"] = PLAIN.decode(kind.result.encode(found))
+        row = await here().storage.units.get(kind.unit(id_))
+        if row is None:
+            raise WorkflowNotFound(workflow=kind.name, id=id_)
+        return json_of(_told(row) | done)
 
     def _workflow(self, name: str, id_: str) -> tuple[WorkflowType, str]:
         from coterie.workflows.definition import require_id
@@ -204,10 +200,9 @@ class HttpCalls:
             usual_s = self._web_view.here().settings.call_timeout.total_seconds()
             return min(usual_s, WAIT_MOST_S) if default_s is None else default_s
         within_s = _duration_s(given, what="timeout")
-        if within_s > WAIT_MOST_S:
-            raise CallRefusal(
-                422, "invalid_argument", f"timeout is {given[:20]!r}: one request waits for {WAIT_MOST_S:g}s at most"
-            )
+        if not WAIT_LEAST_S <= within_s <= WAIT_MOST_S:
+            bounds = f"one request waits for {WAIT_LEAST_S:g}s to {WAIT_MOST_S:g}s"
+            raise CallRefusal(422, "invalid_argument", f"timeout is {given[:20]!r}: {bounds}")
         return within_s
 
     @contextmanager
@@ -258,10 +253,6 @@ def _told(row: UnitRow) -> dict[str, Any]:
     }
 
 
-def _going_on(name: str, id_: str) -> Response:
-    return json_of({"workflow": name, "id": id_, "status": "running"}, 202)
-
-
 def _not_offered(name: str) -> CallRefusal:
     """The same, whether it exists or not."""
     hint = "the setting http_calls names what can be called"
@@ -284,22 +275,15 @@ def _require_caller(request: Request) -> None:
 
 
 def _segments(request: Request, verb: str, count: int) -> list[str]:
-    return _exactly(_parts(request, verb), count)
-
-
-def _exactly(parts: list[str], count: int) -> list[str]:
-    if len(parts) != count:
-        hint = "write a / in an id as %2F; /openapi.json lists the paths"
-        raise CallRefusal(404, "not_found", "there is nothing here", hint)
-    return parts
-
-
-def _parts(request: Request, verb: str) -> list[str]:
     """The parts of the path after `/api/<verb>/`, decoded one by one: `%2F` belongs to its part."""
     raw: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
     _, _, rest = raw.partition(b"?")[0].partition(f"/api/{verb}/".encode())
+    parts = rest.split(b"/")
+    if len(parts) != count:
+        hint = "write a / in an id as %2F; /openapi.json lists the paths"
+        raise CallRefusal(404, "not_found", "there is nothing here", hint)
     try:
-        return [unquote_to_bytes(part).decode() for part in rest.split(b"/")]
+        return [unquote_to_bytes(part).decode() for part in parts]
     except UnicodeDecodeError:
         raise CallRefusal(422, "invalid_argument", "the path is not UTF-8") from None
 

@@ -130,9 +130,7 @@ class ClusterView:
         offer: What can be called over HTTP; None: nothing.
     """
 
-    def __init__(
-        self, settings: Settings, present: Callable[[], Client | None], *, offer: Offer | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, present: Callable[[], Client | None], *, offer: Offer | None = None) -> None:
         self._settings = settings
         self._present = present
         self.offer = offer
