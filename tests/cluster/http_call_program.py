@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator  # noqa: TC003 an annotation of an rpc
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta  # noqa: TC003 annotations of rpcs
-from decimal import Decimal  # noqa: TC003 an annotation of an rpc
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
-from uuid import UUID  # noqa: TC003 an annotation of an rpc
+from uuid import UUID
 
 from msgspec import Meta
 

@@ -8,6 +8,7 @@
 `checks`         what `manage.py check` says
 `management`     `manage.py coterie`: the command line of coterie with the settings of the project
 `program`        what `coterie run` loads in processes of its own
+`db`             blocking functions that use the ORM, from handlers
 `test`           a test case with a runner
 
 Django is imported here only, by programs that use it.

@@ -1,4 +1,4 @@
-"""The app: when Django has loaded the models, it imports the definitions of all apps, each from its module `coterie`."""
+"""The app: once the models are loaded, it imports the definitions of all apps, each from its module `coterie`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFINITIONS = "coterie"
 """The module of each app with its definitions: `shop/coterie.py`."""
 
 
-class CoterieConfig(AppConfig):
+class CoterieConfig(AppConfig):  # type: ignore[misc] # Django has no types
     """`INSTALLED_APPS = [..., "coterie.django"]`."""
 
     name = "coterie.django"
@@ -23,8 +23,8 @@ class CoterieConfig(AppConfig):
     default = True
 
     def ready(self) -> None:
-        """Find the definitions. Nothing is connected: that comes with the first call, or with `manage.py coterie run`."""
-        register(check_cluster)
+        """Import the definitions. Nothing is connected: that comes with the first call, or with `coterie run`."""
+        register(check_cluster, "coterie")
         try:
             project_cluster()
         except ImproperlyConfigured:

@@ -2,8 +2,7 @@
 
 coterie.E001  the settings describe no cluster
 coterie.E002  the SQLite file is that of Django
-coterie.W001  with SQLite, nothing is shared between machines, and not in production
-coterie.W002  no definitions were found
+coterie.W001  no app defines anything
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as project
-from django.core.checks import Error, Warning  # as Django names them
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 
 from coterie.django.configuration import project_cluster
@@ -31,7 +30,7 @@ def check_cluster(app_configs: Sequence[Any] | None, **_: Any) -> list[Any]:
     try:
         cluster = project_cluster()
     except ImproperlyConfigured as error:
-        return [Error(str(error), id="coterie.E001")]
+        return [checks.Error(str(error), id="coterie.E001")]
     return [*_file(cluster), *_definitions(cluster)]
 
 
@@ -43,7 +42,7 @@ def _file(cluster: Cluster) -> list[Any]:
         name = str(database.get("NAME", ""))
         if str(database.get("ENGINE", "")).endswith("sqlite3") and name and Path(name).absolute() == file.absolute():
             told = f'the file of the cluster is that of DATABASES["{alias}"]: two libraries must not write one file'
-            return [Error(told, hint='leave out COTERIE["url"], or name another file', id="coterie.E002")]
+            return [checks.Error(told, hint='leave out COTERIE["url"], or name another file', id="coterie.E002")]
     return []
 
 
@@ -51,4 +50,4 @@ def _definitions(cluster: Cluster) -> list[Any]:
     if any(cluster._program.names().values()):  # noqa: SLF001 internal to coterie
         return []
     hint = "define entities, crons, … in the module coterie.py of an app that is installed"
-    return [Warning("no app defines anything for coterie", hint=hint, id="coterie.W001")]
+    return [checks.Warning("no app defines anything for coterie", hint=hint, id="coterie.W001")]

@@ -34,6 +34,8 @@ SQLITE_FILE = "coterie.db"
 class ProjectCluster(Cluster):
     """A cluster on the database of `DATABASES["default"]`, also while tests have put another one in its place."""
 
+    _stored: Settings
+
     @property
     def settings(self) -> Settings:
         """The settings, with the address of the database as it is now."""

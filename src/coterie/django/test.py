@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _READY = "60s"
 
 
-class ClusterTestCase(TransactionTestCase):
+class ClusterTestCase(TransactionTestCase):  # type: ignore[misc] # Django has no types
     """A `TransactionTestCase` with a runner of the project, on the database of the tests.
 
     The runner lives from the first to the last test of a class, on a loop in a thread of its own; the tests use
@@ -30,7 +30,7 @@ class ClusterTestCase(TransactionTestCase):
     """The cluster of the project."""
 
     @classmethod
-    def setUpClass(cls) -> None:  # noqa: N802 unittest's
+    def setUpClass(cls) -> None:
         """Start the runner."""
         super().setUpClass()
         cls.cluster = cluster = project_cluster()

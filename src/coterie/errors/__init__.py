@@ -253,7 +253,7 @@ class WrongLoop(ClusterError):
 
 
 class RemoteError(CoterieError):
-    """An undeclared exception in a handler, with its remote traceback; a declared one, if its class is not known here."""
+    """An undeclared exception in a handler, with its remote traceback; or a declared one whose class is not known."""
 
     text = "{type_name}: {problem}"
     type_name: str

@@ -87,10 +87,11 @@ def refusal_of(error: CoterieError, *, about: object = None) -> CallRefusal:
     if isinstance(error, MalformedMessage):
         return CallRefusal(422 if _is_given(error.what, about) else 500, error.code, error.message, error.hint)
     status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 503)
-    more = {"message": error.message_id} if isinstance(error, SendTimeout) and error.message_id else {}
-    hint = f"it is stored, and runs: /api/result/{error.message_id} has its result then" if more else error.hint
+    if isinstance(error, SendTimeout) and error.message_id:
+        hint = f"it is stored, and runs: /api/result/{error.message_id} has its result then"
+        return CallRefusal(504, error.code, error.message, hint, retryable=True, message=error.message_id)
     retryable = error.retryable or status == 503
-    return CallRefusal(status, error.code, error.message, hint, retryable=retryable, **more)
+    return CallRefusal(status, error.code, error.message, error.hint, retryable=retryable)
 
 
 def _of_handler(error: RemoteError) -> CallRefusal:

@@ -167,8 +167,7 @@ def _got(summary: str, answers: dict[str, Any], parameters: list[dict[str, Any]]
         "500": _error("The handler has failed."),
         "503": _error("No runner or database answers, or too many calls are under way."),
     }
-    security = [{_SCHEME: []}]
-    return {"summary": summary, "security": security, "parameters": parameters, "responses": answers | refused}
+    return {"summary": summary, "security": _SECURITY, "parameters": parameters, "responses": answers | refused}
 
 
 def _error(description: str) -> dict[str, Any]:
@@ -183,6 +182,7 @@ def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_SECURITY: list[dict[str, list[str]]] = [{_SCHEME: []}]
 _TEXT = {"type": "string"}
 _DURATION = "^[0-9]{1,4}(ms|s|m)$"
 _ID = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.text import visible
 
@@ -36,7 +36,7 @@ class Offer:
 
     names: frozenset[str]
     token: Secret
-    entities: Callable[[], Mapping[str, EntityType]]
+    entities: Callable[[], Mapping[str, EntityType[Any]]]
     workflows: Callable[[], Mapping[str, WorkflowType]]
 
     def has_method(self, entity_type: str, method: str) -> bool:
@@ -47,7 +47,7 @@ class Offer:
         """Whether a workflow may be started and read."""
         return f"{_WORKFLOW}{name}" in self.names
 
-    def methods(self) -> Iterator[tuple[EntityType, Rpc]]:
+    def methods(self) -> Iterator[tuple[EntityType[Any], Rpc]]:
         """The methods of this program that can be called."""
         for name, entity_type in sorted(self.entities().items()):
             for method, rpc in sorted(entity_type.rpcs.items()):
@@ -73,7 +73,7 @@ class Offer:
 
 def offer_of(
     settings: Settings,
-    entities: Callable[[], Mapping[str, EntityType]],
+    entities: Callable[[], Mapping[str, EntityType[Any]]],
     workflows: Callable[[], Mapping[str, WorkflowType]],
 ) -> Offer | None:
     """What a program offers; None: nothing, which is the default."""

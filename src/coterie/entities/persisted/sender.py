@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
     from coterie.entities.calls.client import CallClient
     from coterie.entities.definition import EntityType
-    from coterie.entities.reference import Call
     from coterie.entities.persisted.outcome import ReplyType
+    from coterie.entities.reference import Call
     from coterie.entities.rpc import RpcMetrics
     from coterie.storage.interface import Storage
     from coterie.transport.in_flight import PendingReply

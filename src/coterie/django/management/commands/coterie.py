@@ -19,7 +19,7 @@ from coterie.django.configuration import project_cluster
 _PROGRAM = "coterie.django.program:cluster"
 
 
-class Command(BaseCommand):
+class Command(BaseCommand):  # type: ignore[misc] # Django has no types
     """Passes everything on; only `--settings` and `--pythonpath` are Django's."""
 
     help = "The command line of coterie with the settings of this project: run, status, migrate, …"
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         handle_default_options(options)
         self._run(arguments)
 
-    def print_help(self, prog_name: str, subcommand: str) -> None:
+    def print_help(self, prog_name: str, subcommand: str) -> None:  # noqa: ARG002 Django's
         """`manage.py help coterie`."""
         self._run(["--help"])
 
