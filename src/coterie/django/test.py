@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from asgiref.sync import sync_to_async
+from django.db import connections
 from django.test import TransactionTestCase
 
 from coterie.django.configuration import project_cluster
@@ -36,7 +38,8 @@ class ClusterTestCase(TransactionTestCase):  # type: ignore[misc] # Django has n
         cls.cluster = cluster = project_cluster()
         with cluster.sync() as c:
             c.disconnect()  # a client that a test of another class has left
-        cls.addClassCleanup(loop_thread().run, cluster.stop)
+        cls.addClassCleanup(loop_thread().run, sync_to_async(connections.close_all, thread_sensitive=True))
+        cls.addClassCleanup(loop_thread().run, cluster.stop)  # runs before
         loop_thread().run(cluster.start)
         loop_thread().run(lambda: cluster.ready(timeout=_READY))
 
@@ -47,4 +50,4 @@ def disconnect() -> None:
         c.disconnect()
 
 
-__all__: list[Any] = ["ClusterTestCase", "disconnect"]
+__all__ = ["ClusterTestCase", "disconnect"]

@@ -4,8 +4,9 @@ Imported only by processes that serve HTTP: it costs some 200 ms.
 
 Promises: probes of liveness and startup do no I/O, that of readiness waits at most half a second for the database;
 clients on other machines see nothing but their status words and the files of the page without the token; nothing is
-changed over HTTP by a request that may not act, or that another site's page has sent; nothing is called but what
-`http_calls` names, with its own token; no response has a secret, nor with `redact` a payload of the page; a connection costs little, however slow or malicious the client, and never delays a drain.
+changed over HTTP by a request that may not act, or that another site's page has sent; nothing is called but what the
+setting `http_calls` names, with a token of its own; no response has a secret, nor with `redact` a payload; a connection
+costs little, however slow or malicious the client, and never delays a drain.
 
 `application`  the routes
 `access`       the access check before them

@@ -199,6 +199,8 @@ class RequestGuard:
                 await JSONResponse(refusal, 421)(scope, receive, sender.send)
                 return
             scope[_KEY] = granted
+            if not scope[_CALL_KEY] and (self._is_call(scope) or (granted == "none" and self._decide is None)):
+                self._note_token(scope)
             await self._app(scope, receive, sender.send)
         except Exception:
             log.exception("an answer to %s %s has failed", scope["method"], scope["path"])
@@ -210,10 +212,7 @@ class RequestGuard:
 
     async def _granted(self, scope: Scope, receive: Receive) -> Access | Literal["misdirected"]:
         if self._decide is None:
-            granted = access(scope, self._token, self._web)
-            if not scope[_CALL_KEY] and (granted == "none" or self._is_call(scope)):
-                self._note_token(scope)
-            return granted
+            return access(scope, self._token, self._web)
         decided = self._decide(Request(scope, receive))
         said = await decided if inspect.isawaitable(decided) else decided
         if said not in ("none", "read", "act"):

@@ -14,6 +14,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import override_settings
 
+import coterie.django
 from coterie import Cluster, Entity, rpc
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if not project.configured:
     project.configure(INSTALLED_APPS=["coterie.django"], DATABASES={}, COTERIE={"url": "sqlite://"})
     django.setup()
 
-from coterie.django import configuration  # noqa: E402 the settings come first
+from coterie.django import configuration  # the settings come first
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 
@@ -97,9 +98,7 @@ def test_wrong_settings_are_told_by_the_check_and_by_the_first_use(settings: dic
         assert said in told.msg
         assert (told.id, told.is_serious()) == ("coterie.E001", True)
         with pytest.raises(ImproperlyConfigured) as raised:
-            import coterie.django
-
-            coterie.django.cluster  # noqa: B018 it is made now
+            _ = coterie.django.cluster
         assert str(raised.value) == told.msg
 
 
