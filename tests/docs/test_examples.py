@@ -88,7 +88,6 @@ IMPORT = re.compile(r"^\s*(?:from|import) (coterie[\w.]*)", re.MULTILINE)
 PUBLIC = {
     "coterie",
     "coterie.django",
-    "coterie.django.db",
     "coterie.django.test",
     "coterie.prometheus",
     "coterie.testing",

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+import django
+from django.apps import apps
 from django.conf import settings as project
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
@@ -66,6 +68,13 @@ def project_cluster() -> Cluster:
         return ProjectCluster(settings=Settings.load({**given, "url": database_url()}, where="settings.COTERIE"))
     except ConfigurationError as error:
         raise ImproperlyConfigured(f"settings.COTERIE: {error}") from error
+
+
+def program_cluster() -> Cluster:
+    """The same for a process that is not `manage.py`: Django is set up first, and its apps have defined everything."""
+    if not apps.ready:
+        django.setup()
+    return project_cluster()
 
 
 def database_url() -> str:

@@ -23,6 +23,14 @@ class ClusterTestCase(TransactionTestCase):  # type: ignore[misc] # Django has n
     The runner lives from the first to the last test of a class, on a loop in a thread of its own; the tests use
     `cluster.sync()` as views do. Handlers see what is committed, so a `TestCase`, which rolls back, is of no use here.
 
+    Example:
+        ```python
+        class PayTest(ClusterTestCase):
+            def test_an_order_is_paid(self) -> None:
+                with self.cluster.sync() as c:
+                    assert c.call(c.ref(Account, "alice").pay("o-1", 500)) == 500
+        ```
+
     Not promised:
         That a test finds a cluster without traces of the one before: Django empties the tables of models, and no
         others. Use ids of its own in each test.

@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandParser, handle_defau
 from coterie import cli
 from coterie.django.configuration import project_cluster
 
-_PROGRAM = "coterie.django.program:cluster"
+_PROGRAM = "coterie.django:program"
 
 
 class Command(BaseCommand):  # type: ignore[misc] # Django has no types
