@@ -72,6 +72,11 @@ def test_the_commands_are_those_of_coterie_with_the_settings_of_the_project(smal
 # Processes
 
 
+@pytest.mark.parametrize(
+    "project",
+    [pytest.param("sqlite", marks=pytest.mark.nightly), pytest.param("postgres", marks=pytest.mark.postgres)],
+    indirect=True,
+)
 def test_runners_and_gunicorn(project: DjangoProject, tmp_path: Path) -> None:
     """Two runners, and two workers of four threads that were forked from a loaded program."""
     tables_of(project)
@@ -85,6 +90,7 @@ def test_runners_and_gunicorn(project: DjangoProject, tmp_path: Path) -> None:
     assert told == Counter({"202": ORDERS})
 
 
+@pytest.mark.nightly
 def test_runserver_loads_changed_code_anew(small: DjangoProject) -> None:
     """Its first process has connected by then."""
     tables_of(small)
