@@ -15,7 +15,18 @@ import httpx
 import pytest
 import schemathesis
 
-from coterie import Cluster, ConfigurationError, Entity, PersistenceError, RunnerUnavailable, Workflow, rpc, web
+from coterie import (
+    Cluster,
+    ConfigurationError,
+    Entity,
+    MalformedMessage,
+    PersistenceError,
+    RunnerUnavailable,
+    Workflow,
+    rpc,
+    web,
+)
+from coterie.kernel.ids import EntityAddress
 from coterie.kernel.text import visible
 from coterie.settings import Settings
 from coterie.web import calls
@@ -488,6 +499,14 @@ async def test_without_a_runner_a_call_is_503(tmp_path: Path) -> None:
 def test_what_may_go_better_later_is_503(error: Any) -> None:
     refusal = refusal_of(error)
     assert (refusal.status_code, refusal.body["retryable"]) == (503, True)
+
+
+@pytest.mark.parametrize(
+    ("what", "status"), [("Account.add", 422), ("Account/a.add", 422), ("result of Account.add", 500)]
+)
+def test_what_does_not_fit_is_the_fault_of_the_caller_only_if_the_caller_gave_it(what: str, status: int) -> None:
+    error = MalformedMessage(what=what, problem="it is nothing, expected a whole number")
+    assert refusal_of(error, about=EntityAddress("Account", "a")).status_code == status
 
 
 async def test_more_calls_than_fit_are_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
