@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PATH = "cluster"
 """The key of `COTERIE` that is no setting of a cluster."""
 SQLITE_FILE = "coterie.db"
-"""The name of our own file, beside that of the project: SQLite lets one process of us and of Django write at a time."""
+"""The name of our own file, beside that of the project, which is Django's alone."""
 
 
 class ProjectCluster(Cluster):
