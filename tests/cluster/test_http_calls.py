@@ -21,12 +21,11 @@ OPERATIONS = 15
 
 
 @pytest.mark.parametrize("examples", [2, pytest.param(200, marks=pytest.mark.nightly)])
-async def test_whatever_is_called_every_answer_is_one_that_the_document_has(
-    sqlite_url: str, tmp_path: Path, examples: int
-) -> None:
+async def test_whatever_is_called_every_answer_is_one_that_the_document_has(tmp_path: Path, examples: int) -> None:
     """No argument, id, key or option that fits the document or does not leads to an answer outside of it."""
+    url = f"sqlite:///{tmp_path}/coterie.db"
     variables = {"COTERIE_HTTP_CALLS": "Shelf,workflow:fill", "COTERIE_HTTP_CALLS_TOKEN": TOKEN, "COTERIE_SHARDS": "4"}
-    async with processes(PROGRAM, runners=1, url=sqlite_url, env={**STEADY, **variables}, ready=url_of) as cluster:
+    async with processes(PROGRAM, runners=1, url=url, env={**STEADY, **variables}, ready=url_of) as cluster:
         served = url_of(cluster.runners[0])
         assert served is not None
         tool = str(Path(sys.executable).with_name("schemathesis"))
