@@ -75,8 +75,11 @@ class Schemas:
     def _add(self, kinds: Sequence[Any]) -> None:
         template = f"#/components/schemas/{_OURS}{{name}}"
         found, components = msgspec.json.schema_components(kinds, schema_hook=_of_class, ref_template=template)
+        named = {f"{_OURS}{name}": schema for name, schema in components.items()}
+        if any(self.components.get(name, schema) != schema for name, schema in named.items()):
+            raise ValueError("another class of this name has another schema")
         self._schemas |= {id(kind): schema for kind, schema in zip(kinds, found, strict=True)}
-        self.components |= {f"{_OURS}{name}": schema for name, schema in components.items()}
+        self.components |= named
 
     def _add_alone(self, kind: Any) -> None:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -608,17 +608,13 @@ async def test_the_document_has_the_types_of_each_method(tmp_path: Path) -> None
 
 
 def test_types_without_a_schema_are_any_value(tmp_path: Path) -> None:
-    def local() -> Any:
-        @dataclass
-        class Item:
-            name: str
-
-        return Item
+    def local(kind: type) -> Any:
+        return make_dataclass("Item", [("name", kind)])
 
     class Code(str):
         pass
 
-    first, second = local(), local()
+    first, second = local(str), local(int)
 
     class Odd(Entity[None]):
         @rpc
@@ -636,4 +632,6 @@ def test_types_without_a_schema_are_any_value(tmp_path: Path) -> None:
         "schema"
     ]
     assert taken["properties"]["code"] == {"type": "string"}
+    assert taken["properties"]["one"] == {"$ref": "#/components/schemas/program.Item"}
+    assert taken["properties"]["two"] == {}, "its class cannot be told from that one by its name"
     assert taken["required"] == ["one", "two", "code", "many"]
