@@ -85,7 +85,14 @@ def test_a_few_seeds_of_an_example_run(example: Path, tmp_path: Path) -> None:
 
 
 IMPORT = re.compile(r"^\s*(?:from|import) (coterie[\w.]*)", re.MULTILINE)
-PUBLIC = {"coterie", "coterie.prometheus", "coterie.testing", "coterie.web"}
+PUBLIC = {
+    "coterie",
+    "coterie.django",
+    "coterie.django.test",
+    "coterie.prometheus",
+    "coterie.testing",
+    "coterie.web",
+}
 
 
 @pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=lambda path: path.name)

@@ -59,6 +59,7 @@ FACTS: dict[str, Any] = {
     "chain": "Account/alice → Account/bob",
     "child": 12,
     "cron": "nightly",
+    "declared": False,
     "doing": "save the state",
     "entity": "Account/alice",
     "epoch": 17,

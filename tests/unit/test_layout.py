@@ -31,7 +31,7 @@ SHARED_NAMES = {
 
 KINDS = {"unit", "contract", "scenario", "simulation", "interleavings", "cluster", "typing", "docs", "support"}
 """The folders of the tests."""
-PUBLIC = {"testing", "prometheus"}
+PUBLIC = {"testing", "prometheus", "django", "django.test"}
 """What programs may import beside `coterie` itself."""
 ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, CoterieError)]
 

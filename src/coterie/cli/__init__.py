@@ -15,6 +15,8 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from coterie.settings import Settings
+
 COMMANDS = {
     "status": "health, leaders, next cron runs, failures",
     "top": "status, live",
@@ -79,12 +81,17 @@ def cli() -> None:
     """
 
 
-def main(args: list[str] | None = None) -> None:
-    """The entry point: run a command, turn errors into two lines and an exit code."""
+def main(args: list[str] | None = None, *, settings: Settings | None = None) -> None:
+    """The entry point: run a command, turn errors into two lines and an exit code.
+
+    Args:
+        args: The arguments; None: those of the process.
+        settings: The settings of a program that has its own; None: those of the environment.
+    """
     from coterie.errors import CoterieError
 
     try:
-        outcome: Any = cli.main(args=args, prog_name="coterie", standalone_mode=False)
+        outcome: Any = cli.main(args=args, prog_name="coterie", standalone_mode=False, obj=settings)
     except click.exceptions.Abort:
         sys.exit(130)
     except KeyboardInterrupt:

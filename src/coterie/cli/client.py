@@ -46,7 +46,11 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settings_for(url: str | None) -> Settings:
-    """Settings as the command's process sees them."""
+    """Settings as the command's process sees them: of the program that runs it, else of the environment."""
+    context = click.get_current_context(silent=True)
+    given = None if context is None else context.find_object(Settings)
+    if given is not None:
+        return given if url is None else given.but(url=url)
     return Settings.load({} if url is None else {"url": url})
 
 

@@ -123,6 +123,11 @@ class Arguments:
         codec: Codec[Any] = Codec(self._make)  # not `codec_for`: its cache would keep the Struct for ever
         self._checked, self._decode, self._from_json = codec.checked, codec.decode, codec.from_json
 
+    @property
+    def fields(self) -> Sequence[msgspec.structs.FieldInfo]:
+        """The parameters with their types and defaults, for a description."""
+        return msgspec.structs.fields(self._make)
+
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode arguments into bytes that are known to decode.
 

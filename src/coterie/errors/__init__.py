@@ -69,6 +69,7 @@ class SendTimeout(ClusterError, TimeoutError):
     retryable = True
     target: str
     waited_s: float
+    message_id: str = ""  # of a persisted call that is stored, and runs whether or not it is waited for
 
 
 class RunnerUnavailable(ClusterError):
@@ -252,12 +253,13 @@ class WrongLoop(ClusterError):
 
 
 class RemoteError(CoterieError):
-    """An undeclared exception in a handler, with its remote traceback."""
+    """An undeclared exception in a handler, with its remote traceback; or a declared one whose class is not known."""
 
     text = "{type_name}: {problem}"
     type_name: str
     problem: str
     remote_traceback: str
+    declared: bool = False
 
     def __str__(self) -> str:
         return f"{self.message}\n\n{self.remote_traceback}" if self.remote_traceback else self.message

@@ -289,6 +289,18 @@ class Settings:
         "what the page in the browser allows those who may see details: off has no page, read shows, act also changes",
         why="auto: act on loopback, read elsewhere",
     )
+    http_calls: tuple[str, ...] | None = setting(
+        parsers.optional(parsers.call_names()),
+        None,
+        "what programs may call over HTTP: entity types, single methods (Account.deposit), and workflow:name",
+        why="off: whatever is named here is called by everybody who has http_calls_token",
+    )
+    http_calls_token: Secret | None = setting(
+        parsers.secret(),
+        None,
+        "what calls over HTTP need, in the Authorization header, on loopback too; it opens nothing else",
+        why="off: required by http_calls, and another one than http_token, which only shows and acts",
+    )
     redact: bool = setting(
         parsers.flag(),
         False,
@@ -406,6 +418,8 @@ class SettingsOverrides(TypedDict, total=False):
     sqlite_kill_frozen: bool
     http_token: str | Secret | Callable[[], str] | None
     web: WebAccess | None
+    http_calls: Sequence[str] | None
+    http_calls_token: str | Secret | Callable[[], str] | None
     redact: bool
     migrate: bool
     audit: bool
@@ -461,6 +475,22 @@ def _refuse_together(settings: Settings) -> None:
     if settings.tls_ca is not None and settings.tls_cert is None:
         raise ConfigurationError(
             problem="tls_ca is set without tls_cert: each end proves who it is", hint="set tls_cert and tls_key too"
+        )
+    if settings.http_calls is not None:
+        _require_calls_token(settings)
+
+
+def _require_calls_token(settings: Settings) -> None:
+    """Refuse calls over HTTP without a token of their own."""
+    if settings.http_calls_token is None:
+        raise ConfigurationError(
+            problem="http_calls is set without http_calls_token: nothing is called over HTTP without a token",
+            hint="set http_calls_token, of 16 characters or more",
+        )
+    if settings.http_calls_token == settings.http_token:
+        raise ConfigurationError(
+            problem="http_calls_token is the same as http_token: who may look at the page could make any call",
+            hint="draw another one",
         )
 
 

@@ -25,6 +25,7 @@ _SIZE = re.compile(r"(?P<count>[0-9]{1,15}) ?(?P<unit>B|KiB|MiB|GiB)?")
 _SIZE_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CALL = re.compile(r"(?:workflow:)?[^\s,/:]{1,200}")
 _SECRET_LEAST = 16
 _DISTINCT_LEAST = 6
 """Distinct characters that a secret needs: 16 random hexadecimal digits usually have nine or more."""
@@ -155,6 +156,16 @@ def names() -> Parser:
     return Parser(
         parse, 'names apart by commas, no two alike, each 1-64 of letters, digits, "_", "." and "-"', ",".join
     )
+
+
+def call_names() -> Parser:
+    """Names of entity types, of their methods, and of workflows: a sequence, or `a,b`."""
+
+    def parse(value: Any, _: str) -> tuple[str, ...]:
+        found = tuple(_match(_CALL, one)[0] for one in _several(value))
+        return found if found and len(set(found)) == len(found) else _fail()
+
+    return Parser(parse, 'names apart by commas, such as "Account,Order.cancel,workflow:checkout"', ",".join)
 
 
 def address(*, port_least: int = 0) -> Parser:

@@ -4,8 +4,9 @@ Imported only by processes that serve HTTP: it costs some 200 ms.
 
 Promises: probes of liveness and startup do no I/O, that of readiness waits at most half a second for the database;
 clients on other machines see nothing but their status words and the files of the page without the token; nothing is
-changed over HTTP by a request that may not act, or that another site's page has sent; no response has a secret, nor
-with `redact` a payload; a connection costs little, however slow or malicious the client, and never delays a drain.
+changed over HTTP by a request that may not act, or that another site's page has sent; nothing is called but what the
+setting `http_calls` names, with a token of its own; no response has a secret, nor with `redact` a payload; a connection
+costs little, however slow or malicious the client, and never delays a drain.
 
 `application`  the routes
 `access`       the access check before them
@@ -13,6 +14,9 @@ with `redact` a payload; a connection costs little, however slow or malicious th
 `feed`         what changes, as server-sent events
 `details`      one thing, or one list
 `acts`         what people may do with the page, and the record of it
+`calls`        calls of entities and workflows, for other programs
+`call_errors`  their errors, in one form. Pure
+`offer`        what may be called
 `assets`       the files of the page, which are in the folder `page`
 `openapi`      the description of the routes for machines
 `cluster_view` what is read of a cluster
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from coterie.web.application import build
 from coterie.web.cluster_view import ClusterView
+from coterie.web.offer import offer_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -56,5 +61,7 @@ def app(cluster: Cluster, *, access: Decide | None = None) -> Starlette:
         Without `access`, the same rules hold where it is mounted: from other machines, and everywhere if `http_token`
         is set, nothing but the status words of the probes and the files of the page is visible without the token.
     """
-    view = ClusterView(cluster.settings, cluster._participant.present)  # noqa: SLF001 internal to coterie
+    program = cluster._program  # noqa: SLF001 internal to coterie
+    offer = offer_of(cluster.settings, lambda: program.entities.types, lambda: program.workflows.known)
+    view = ClusterView(cluster.settings, cluster._participant.present, offer=offer)  # noqa: SLF001 as above
     return build(view, decide=access)

@@ -30,7 +30,7 @@ from coterie.transport.identity import is_loopback
 from coterie.web import responses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -49,6 +49,10 @@ _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip
 _SCHEME = b"bearer "
 _KEY = "coterie.access"
 """Where the guard leaves its decision in the scope of a request."""
+CALL_PATHS = ("/api/call/", "/api/send/", "/api/result/", "/api/workflows/")
+"""What needs the token for calls: see `calls`."""
+_CALL_KEY = "coterie.may_call"
+"""Where it leaves whether the request may make calls."""
 
 log = logging.getLogger("coterie")
 
@@ -104,6 +108,20 @@ def require_read(request: Request) -> None:
         raise HTTPException(401, _TOKEN_HINT, headers={"www-authenticate": "Bearer"})
 
 
+def may_call(request: Request) -> bool:
+    """Whether a request has the token for calls, as the guard has decided."""
+    granted: bool = request.scope[_CALL_KEY]
+    return granted
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether a browser says that a page of another site has sent a request. Programs say nothing."""
+    said = request.headers.get("sec-fetch-site", "none")
+    if said not in ("none", "same-origin"):
+        return True
+    return "origin" in request.headers and not is_same_origin(request)
+
+
 def is_same_origin(request: Request) -> bool:
     """Whether the page that sent a request is ours, as its browser says; false if the browser does not say."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
@@ -133,7 +151,7 @@ def _host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-def _has_token(headers: list[tuple[bytes, bytes]], token: Secret) -> bool:
+def _has_token(headers: Iterable[tuple[bytes, bytes]], token: Secret) -> bool:
     given = [value for name, value in headers if name == b"authorization"]
     if len(given) != 1 or given[0][: len(_SCHEME)].lower() != _SCHEME:
         return False
@@ -148,13 +166,21 @@ class RequestGuard:
         token: The token that clients on other machines need.
         web: The setting of this name.
         decide: Decides instead: neither address, Host header nor token count then.
+        calls_token: The token for calls, which opens nothing else; None: there are none.
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: Secret | None, web: WebAccess | None = None, decide: Decide | None = None
+        self,
+        app: ASGIApp,
+        *,
+        token: Secret | None,
+        web: WebAccess | None = None,
+        decide: Decide | None = None,
+        calls_token: Secret | None = None,
     ) -> None:
         self._app = app
         self._token = token
+        self._calls_token = calls_token
         self._web: WebAccess | None = web
         self._decide = decide
         self._wrong = _Wrong()
@@ -164,6 +190,8 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
         sender = _Sender(send)
+        calls = self._calls_token
+        scope[_CALL_KEY] = calls is not None and _has_token(scope["headers"], calls)
         try:
             granted = await self._granted(scope, receive)
             if granted == "misdirected":
@@ -171,6 +199,8 @@ class RequestGuard:
                 await JSONResponse(refusal, 421)(scope, receive, sender.send)
                 return
             scope[_KEY] = granted
+            if not scope[_CALL_KEY] and (self._is_call(scope) or (granted == "none" and self._decide is None)):
+                self._note_token(scope)
             await self._app(scope, receive, sender.send)
         except Exception:
             log.exception("an answer to %s %s has failed", scope["method"], scope["path"])
@@ -182,15 +212,21 @@ class RequestGuard:
 
     async def _granted(self, scope: Scope, receive: Receive) -> Access | Literal["misdirected"]:
         if self._decide is None:
-            granted = access(scope, self._token, self._web)
-            if granted == "none" and any(name == b"authorization" for name, _ in scope["headers"]):
-                self._wrong.tell(scope.get("client"))
-            return granted
+            return access(scope, self._token, self._web)
         decided = self._decide(Request(scope, receive))
         said = await decided if inspect.isawaitable(decided) else decided
         if said not in ("none", "read", "act"):
             raise ValueError(f"access= returned {said!r}: it has to be none, read or act")
         return "read" if said == "act" and self._web == "read" else said
+
+    def _is_call(self, scope: Scope) -> bool:
+        """Whether it needs the token for calls, on loopback too."""
+        return self._calls_token is not None and any(path in scope["path"] for path in CALL_PATHS)
+
+    def _note_token(self, scope: Scope) -> None:
+        """Count a token that opens nothing, if the request has one."""
+        if any(name == b"authorization" for name, _ in scope["headers"]):
+            self._wrong.tell(scope.get("client"))
 
 
 class _Wrong:

@@ -16,8 +16,9 @@ from coterie.kernel.random import Random
 from coterie.observe.health import Reason
 from coterie.observe.view import PAGES
 from coterie.web import assets, responses
-from coterie.web.access import RequestGuard, access_of, require_read
+from coterie.web.access import RequestGuard, access_of, may_call, require_read
 from coterie.web.acts import Acts
+from coterie.web.calls import HttpCalls
 from coterie.web.details import Details
 from coterie.web.feed import MOST as STREAMS_MOST
 from coterie.web.feed import Feed
@@ -63,9 +64,15 @@ def build(web_view: WebView, *, decide: Decide | None = None) -> Starlette:
             *Details(web_view).routes(),
             *Acts(web_view, token=pages.act_token).routes(),
         ]
+    offer = web_view.offer
+    if offer is not None:
+        offer.warn()
+        routes += HttpCalls(web_view, offer).routes()
+    calls_token = None if offer is None else offer.token
+    guard = Middleware(RequestGuard, token=web_view.token, web=web_view.web, decide=decide, calls_token=calls_token)
     made = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestGuard, token=web_view.token, web=web_view.web, decide=decide)],
+        middleware=[guard],
         exception_handlers={HTTPException: _refused, CoterieError: _failed, TimeoutError: _late},
     )
     made.router.redirect_slashes = False  # redirects would follow the Host header of the request
@@ -187,9 +194,11 @@ class Endpoints:
         return Response(text, headers={"content-type": kind})
 
     async def openapi(self, request: Request) -> Response:
-        """The OpenAPI document."""
-        require_read(request)
-        return JSONResponse(document(self._web_view.version, page=self._web_view.web != "off"))
+        """The OpenAPI document, for callers too."""
+        if not may_call(request):
+            require_read(request)
+        view = self._web_view
+        return JSONResponse(document(view.version, page=view.web != "off", offer=view.offer))
 
 
 def _probed(request: Request, word: str, reasons: tuple[Reason, ...]) -> Response:
@@ -213,7 +222,7 @@ def _unknown(problem: str, hint: str) -> Reason:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "it is the handler for those"
     if isinstance(error, responses.HttpRefusal):
-        return JSONResponse(error.body, error.status_code)
+        return JSONResponse(error.body, error.status_code, headers=dict(error.headers or {}))
     known: dict[int, Any] = {
         400: ("there is no such page", error.detail),
         401: ("this is not for everybody", error.detail),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from coterie.observe.view import View
     from coterie.settings import Settings, WebAccess
     from coterie.settings.secret import Secret
+    from coterie.web.offer import Offer
 
 PROBED_S = 0.5
 """Time limit of a probe's database read, and the age up to which facts are reused. Kubernetes waits only a second."""
@@ -53,6 +54,11 @@ class WebView(Protocol):
     @property
     def redacted(self) -> bool:
         """Whether texts and payloads of the program are hidden."""
+        ...
+
+    @property
+    def offer(self) -> Offer | None:
+        """What can be called over HTTP; None: nothing."""
         ...
 
     @property
@@ -121,11 +127,13 @@ class ClusterView:
     Args:
         settings: Settings of the cluster.
         present: Returns the client or runner in use, or last used before it stopped; None: it was not started.
+        offer: What can be called over HTTP; None: nothing.
     """
 
-    def __init__(self, settings: Settings, present: Callable[[], Client | None]) -> None:
+    def __init__(self, settings: Settings, present: Callable[[], Client | None], *, offer: Offer | None = None) -> None:
         self._settings = settings
         self._present = present
+        self.offer = offer
         self._viewing: tuple[Client, ViewReader] | None = None
 
     @property

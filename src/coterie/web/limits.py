@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 import logging
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import h11
@@ -28,11 +29,19 @@ READ_WITHIN_S = 10.0
 KEPT_S = 15
 """How long an idle connection may wait for its next request: scrapers and kubelets come every ten seconds."""
 
-CONNECTIONS_MOST = 64
-"""Open connections. A new one evicts another, see `superfluous`: a probe always gets in."""
 
-ADDRESS_MOST = 32
-"""Connections of one address. Loopback may use all: it may be a proxy for many clients."""
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """How many connections may be open. A new one evicts another, see `superfluous`: a probe always gets in."""
+
+    connections: int = 64
+    address: int = 32
+    """Connections of one address. Loopback may use all: it may be a proxy for many clients."""
+
+
+PAGE_LIMITS = HttpLimits()
+CALL_LIMITS = HttpLimits(connections=512, address=384)
+"""Where calls are served: more than may be under way at once, so that none of them is evicted by another."""
 
 HEAD_MOST_BYTES = 16 * 1024
 """Size of a request before its body, which only acts read, up to a limit of their own."""
@@ -48,6 +57,7 @@ class Bounded(H11Protocol):
 
     Args:
         refusals: Counts malformed requests.
+        most: How many connections may be open.
         given: What uvicorn passes to its protocols.
     """
 
@@ -56,8 +66,9 @@ class Bounded(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _patience: asyncio.TimerHandle | None = None
 
-    def __init__(self, refusals: Refusals, **given: Any) -> None:
+    def __init__(self, refusals: Refusals, most: HttpLimits = PAGE_LIMITS, **given: Any) -> None:
         super().__init__(**given)
+        self._most = most
         self.conn = BoundedHead(h11.SERVER, HEAD_MOST_BYTES)
         self.logger = _MUTE
         self._refusals = refusals
@@ -68,7 +79,7 @@ class Bounded(H11Protocol):
         self.number = next(_numbers)
         # A closing connection is counted until `connection_lost` is called, which may be after many more were opened.
         left = [each for each in self.connections if isinstance(each, Bounded) and not each.transport.is_closing()]
-        if (out := superfluous(self, left)) is not None:
+        if (out := superfluous(self, left, self._most)) is not None:
             out.transport.abort()
         self._expect()
 
@@ -168,7 +179,7 @@ class BoundedHead(h11.Connection):
         return event
 
 
-def superfluous(newcomer: Bounded, open_ones: Sequence[Bounded]) -> Bounded | None:
+def superfluous(newcomer: Bounded, open_ones: Sequence[Bounded], most: HttpLimits = PAGE_LIMITS) -> Bounded | None:
     """The connection to close now that a new one was opened; None if there is room. Pure.
 
     Of the address that has too many, else of those with the most connections: first one whose responses are not read,
@@ -178,11 +189,12 @@ def superfluous(newcomer: Bounded, open_ones: Sequence[Bounded]) -> Bounded | No
     Args:
         newcomer: The new connection.
         open_ones: All open connections, the new one included.
+        most: How many may be open.
     """
     counts = Counter(each.origin for each in open_ones)
-    if counts[newcomer.origin] > ADDRESS_MOST and not is_loopback(newcomer.origin):
+    if counts[newcomer.origin] > most.address and not is_loopback(newcomer.origin):
         crowd = {newcomer.origin}
-    elif len(open_ones) > CONNECTIONS_MOST:
+    elif len(open_ones) > most.connections:
         crowd = {origin for origin, count in counts.items() if count == max(counts.values())}
     else:
         return None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.observe.message_filter import STATES
 from coterie.observe.view import PAGES
+from coterie.web.call_schemas import described
 from coterie.web.details import LIST_MOST
+
+if TYPE_CHECKING:
+    from coterie.web.offer import Offer
 
 _TEXT = {"type": "string"}
 _INSTANT = {"type": ["string", "null"], "format": "date-time"}
@@ -15,13 +19,15 @@ _SECONDS = {"type": ["number", "null"]}
 _STATUS = {"enum": ["healthy", "degraded", "unhealthy"]}
 
 
-def document(version: str, *, page: bool = True) -> dict[str, Any]:
+def document(version: str, *, page: bool = True, offer: Offer | None = None) -> dict[str, Any]:
     """The whole document.
 
     Args:
         version: Of this library.
         page: Whether there is the page: see the setting `web`.
+        offer: What can be called; None: nothing.
     """
+    calls, schemas, schemes = ({}, {}, {}) if offer is None else described(offer)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -39,6 +45,7 @@ def document(version: str, *, page: bool = True) -> dict[str, Any]:
             "/metrics": _metrics(),
             "/openapi.json": {"get": _guarded("This document.", {"200": _json("The document.", {"type": "object"})})},
             **(_page() if page else {}),
+            **calls,
         },
         "components": {
             "schemas": {
@@ -49,8 +56,12 @@ def document(version: str, *, page: bool = True) -> dict[str, Any]:
                 "Session": _SESSION,
                 "Act": _ACT,
                 "Error": _ERROR,
+                **schemas,
             },
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "http_token"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "http_token"},
+                **schemes,
+            },
         },
     }
 

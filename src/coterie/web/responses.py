@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 class HttpRefusal(HTTPException):
     """A request that is refused: what is wrong, what to do, and further fields of the response body."""
 
-    def __init__(self, status: int, problem: str, hint: str = "", **more: Any) -> None:
-        super().__init__(status, problem)
+    def __init__(
+        self, status: int, problem: str, hint: str = "", *, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        super().__init__(status, problem, headers=headers)
         self.body = refusal(problem, hint) | more
 
 

@@ -140,10 +140,11 @@ class HttpServer(Service):
         self._settings = settings
         self._number = number
         self._refusals = Refusals(what="request")
+        most = limits.PAGE_LIMITS if settings.http_calls is None else limits.CALL_LIMITS
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=partial(limits.Bounded, self._refusals),  # type: ignore[arg-type]  # a factory does
+                http=partial(limits.Bounded, self._refusals, most),  # type: ignore[arg-type]  # a factory does
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coterie.kernel.supervisor import MakeWork
     from coterie.settings import WebAccess
     from coterie.settings.secret import Secret
+    from coterie.web.offer import Offer
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 STUCK = Reason(
@@ -84,6 +85,7 @@ class FakeWebView:
 
     cluster = "default"
     runner = "web-2"
+    offer: Offer | None = None
 
     def __init__(self, token: Secret | None = None, *, web: WebAccess | None = None, redacted: bool = False) -> None:
         self.token = token

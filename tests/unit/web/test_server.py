@@ -268,7 +268,7 @@ async def test_nonsense_behind_a_request_ends_its_answer(caplog: pytest.LogCaptu
 
 async def test_whoever_does_not_read_its_answers_makes_room_for_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is being answered for as long as it likes: that must not protect it."""
-    monkeypatch.setattr(limits, "CONNECTIONS_MOST", 3)
+    monkeypatch.setattr(limits, "PAGE_LIMITS", limits.HttpLimits(connections=3))
 
     async def much(_: Request) -> Response:
         return Response(b"x" * 2**24)
@@ -315,17 +315,14 @@ class Connected:
         ([("127.0.0.1", "waits")] * 3, None),
     ],
 )
-def test_whom_a_newcomer_pushes_out(
-    open_ones: list[tuple[str, str]], out: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whom_a_newcomer_pushes_out(open_ones: list[tuple[str, str]], out: int | None) -> None:
     """Of the address with the most: those who do not read, those who wait, the oldest; never the newcomer itself."""
-    monkeypatch.setattr(limits, "CONNECTIONS_MOST", 4)
-    monkeypatch.setattr(limits, "ADDRESS_MOST", 2 if open_ones[0][0].count(".") == 3 else 4)
+    most = limits.HttpLimits(connections=4, address=2 if open_ones[0][0].count(".") == 3 else 4)
     made: list[Any] = [
         Connected(origin, number, is_stuck=how == "stuck", waits=how == "waits")
         for number, (origin, how) in enumerate(open_ones)
     ]
-    found = limits.superfluous(made[-1], made)
+    found = limits.superfluous(made[-1], made, most)
     assert (None if found is None else found.number) == out
 
 
@@ -360,7 +357,7 @@ async def test_whoever_does_not_read_what_it_asked_for_is_cut_off(monkeypatch: p
 
 async def test_newcomers_push_out_those_who_wait_and_no_one_who_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever opens connections by the thousand does not keep the probes out: that would restart the process."""
-    monkeypatch.setattr(limits, "CONNECTIONS_MOST", 3)
+    monkeypatch.setattr(limits, "PAGE_LIMITS", limits.HttpLimits(connections=3))
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def slow(_: Request) -> Response:
@@ -389,7 +386,7 @@ async def test_newcomers_push_out_those_who_wait_and_no_one_who_is_answered(monk
 
 
 async def test_when_all_are_being_answered_the_oldest_makes_room_for_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CONNECTIONS_MOST", 1)
+    monkeypatch.setattr(limits, "PAGE_LIMITS", limits.HttpLimits(connections=1))
     asked, answer = asyncio.Event(), asyncio.Event()
 
     async def slow(_: Request) -> Response:

@@ -122,7 +122,7 @@ def _only_cluster(module: ModuleType, target: Target) -> str:
 
 
 def _named(module: ModuleType, name: str, target: Target) -> Cluster:
-    found = vars(module).get(name)
+    found = getattr(module, name, None)  # a module may make it when it is asked for
     if isinstance(found, Cluster):
         return found
     return _refuse_other(name, found, target, vars(module))

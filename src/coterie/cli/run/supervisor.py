@@ -14,7 +14,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coterie.cli.client import REPLACED, WRONG
+from coterie.cli.client import REPLACED, WRONG, settings_for
 from coterie.cli.output import lasting
 from coterie.cli.run.console import Console
 from coterie.cli.run.worker import Worker, ending
@@ -24,7 +24,6 @@ from coterie.kernel.retry import Retry
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
 from coterie.main import GRACE_S, ONE_S
-from coterie.settings import Settings
 from coterie.work.limits import set_within
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ class WorkerSupervisor:
 def _wants_json() -> bool:
     """The setting of the environment, until a worker reports that of its program."""
     try:
-        return Settings.load({}).log_format == "json"
+        return settings_for(None).log_format == "json"
     except CoterieError:
         return False  # the workers report what is wrong
 

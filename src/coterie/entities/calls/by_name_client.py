@@ -7,6 +7,7 @@ fields cross by name: later versions may add fields, with a default.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -15,16 +16,17 @@ from msgspec import Meta, Struct
 
 from coterie.entities.calls.router import error_for_caller, may_run_elsewhere
 from coterie.entities.calls.wire import Name, read_failure
-from coterie.errors import CoterieError, RunnerUnavailable
+from coterie.errors import CoterieError, MessageExpired, RunnerUnavailable
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.ownership.directory import peer_of
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from coterie.client import Client
+    from coterie.kernel.serialization.codec import Codec
     from coterie.storage.interface import RunnerRow
 
 
@@ -119,6 +121,8 @@ decode_at_work = msgspec.msgpack.Decoder(RunningMessages).decode
 
 _WITHIN_S = 1.0
 """The timeout of requests that a runner answers from memory."""
+_FRESH_S = 1.0
+"""The maximum age of the list of runners for a call."""
 
 
 class EntityLocation(NamedTuple):
@@ -139,6 +143,15 @@ class RunningMessage(NamedTuple):
     messages: Mapping[str, tuple[str, float]]
     """By id: the name of the runner, and for how long in seconds."""
     silent: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainReply:
+    """Reads a reply as plain values."""
+
+    result_what: str
+    result: Codec[Any] = PLAIN
+    errors: dict[str, type[Exception]] = field(default_factory=dict)
 
 
 class CallsByName:
@@ -211,6 +224,29 @@ class CallsByName:
         )
         return await self._invoke(asked, within_s=within_s, group=group)
 
+    async def result(
+        self, message_id: str, *, within_s: float, readable: Callable[[str, str], bool] = lambda *_: True
+    ) -> Any:
+        """Wait for the reply to a message. Returns it as plain values.
+
+        Args:
+            message_id: The id of the message.
+            within_s: How long to wait.
+            readable: Whether messages of this entity type and method may be read.
+
+        Raises:
+            RemoteError: The handler's declared error.
+            SendTimeout: It has not ended yet.
+            MessageExpired: It does not exist, or may not be read.
+        """
+
+        def plain(entity_type: str, method: str) -> PlainReply:
+            if not readable(entity_type, method):
+                raise MessageExpired(message_id=message_id)
+            return PlainReply(f"result of {entity_type}.{method}")
+
+        return await self._here.calling.persisted.result(message_id, within_s=within_s, rpc_of=plain)
+
     async def residents(self, entity_type: str, entity_id: str | None = None, *, most: int = 1_000) -> EntityLocation:
         """The active entities of a type on all runners, or one of them."""
         answers = await self._ask_all(ListActive(entity_type=entity_type, entity_id=entity_id, most=most))
@@ -227,22 +263,25 @@ class CallsByName:
         return RunningMessage(found, _silent(answers))
 
     async def _invoke(self, asked: Invoke, *, within_s: float, group: str | None) -> Invoked:
+        by_name = self._here.calling.by_name
+        if group is None and by_name is not None and by_name.knows(asked.entity_type, asked.method):
+            return _opened(await by_name.answer(asked, within_s=within_s))
         target = f"{asked.entity_type}/{asked.entity_id}.{asked.method}"
-        until_s = asyncio.get_running_loop().time() + within_s
-        await self._here.directory.refresh()
+        now_s = asyncio.get_running_loop().time()
+        until_s = now_s + within_s
+        if now_s - self._here.directory.read_s > _FRESH_S:
+            await self._here.directory.refresh()
         trouble: CoterieError | None = None
         for runner in self._candidates(asked, group):
             left_s = max(0.0, until_s - asyncio.get_running_loop().time())
             try:
-                answer = decode_invoked(await self._ask(runner, asked, within_s=left_s, target=target))
+                body = await self._ask(runner, asked, within_s=left_s, target=target)
             except CoterieError as error:
                 trouble = error_for_caller(error, what=target, runner=runner.name, waited_s=within_s, stopping=False)
                 if not may_run_elsewhere(error):
                     raise trouble from None
             else:
-                if answer.failure:
-                    raise read_failure(answer.failure, {})
-                return answer
+                return _opened(body)
         raise trouble or no_runner(target, group)
 
     def _candidates(self, asked: Invoke, group: str | None) -> list[RunnerRow]:
@@ -273,6 +312,14 @@ class CallsByName:
 
         runners = sorted(await self._here.runners(), key=lambda each: (each.name, each.id))
         return await asyncio.gather(*map(ask, runners))
+
+
+def _opened(body: bytes) -> Invoked:
+    """The answer; raises the error of the handler."""
+    answer = decode_invoked(body)
+    if answer.failure:
+        raise read_failure(answer.failure, {})
+    return answer
 
 
 def _silent(answers: Sequence[tuple[str, bytes | None]]) -> list[str]:

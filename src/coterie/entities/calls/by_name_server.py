@@ -78,6 +78,11 @@ class ByNameServer:
         else:
             request.reply(self._told(asked))
 
+    def knows(self, entity_type: str, method: str) -> bool:
+        """Whether the program of this runner has the method."""
+        known = self._types.get(entity_type)
+        return known is not None and method in known.rpcs
+
     async def answer(self, asked: Question, *, within_s: float) -> bytes:
         """The answer to a question of this process itself."""
         return encode(await self._invoke(asked, within_s)) if isinstance(asked, Invoke) else self._told(asked)

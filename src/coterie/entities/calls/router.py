@@ -44,7 +44,8 @@ def error_for_caller(error: CoterieError, *, what: str, runner: str, waited_s: f
         stopping: Whether the caller's own process is stopping.
     """
     if isinstance(error, SendTimeout):
-        return SendTimeout(target=f"{what} on runner {runner}", waited_s=waited_s, hint=error.hint)
+        target = f"{what} on runner {runner}"
+        return SendTimeout(target=target, waited_s=waited_s, hint=error.hint, message_id=error.message_id)
     if isinstance(error, RunnerUnavailable):
         return RunnerUnavailable(runner=runner, target=what, problem=error.problem, sent=error.sent, hint=error.hint)
     if isinstance(error, ShuttingDown) and not stopping:  # it lost its membership, and rejoins: see `runner`

@@ -116,7 +116,7 @@ def _rebuilt(failure: _Result, kind: type[Exception] | None) -> Exception:
             return kind(*failure.args)
     except Exception:  # noqa: BLE001 S110 another version of the class: only its text is left
         pass
-    return RemoteError(type_name=failure.name, problem=failure.message, remote_traceback="")
+    return RemoteError(type_name=failure.name, problem=failure.message, remote_traceback="", declared=True)
 
 
 def _defect(error: BaseException) -> _Defect:

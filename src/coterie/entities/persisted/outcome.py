@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.entities.calls.wire import FAILED, MARK, pack_cancelled, read_failure, read_marked
 from coterie.entities.host.work import Work, handling
@@ -16,14 +16,33 @@ if TYPE_CHECKING:
 
     from coterie.entities.definition import EntityType
     from coterie.entities.reference import Call
-    from coterie.entities.rpc import Rpc
+    from coterie.kernel.serialization.codec import Codec
     from coterie.storage.contracts.messages import Message, MessageRow, Receipt, Transaction
 
 _DELAY_MOST_S = 36_525 * 86_400.0
 """A century: not every database can represent much later instants."""
 
 
-def read_reply(body: bytes, rpc: Rpc) -> Any:
+class ReplyType(Protocol):
+    """How a reply is read: an rpc, or plain values where its class is unknown."""
+
+    @property
+    def result(self) -> Codec[Any]:
+        """The codec of the result."""
+        ...
+
+    @property
+    def result_what(self) -> str:
+        """The name of the result in errors."""
+        ...
+
+    @property
+    def errors(self) -> dict[str, type[Exception]]:
+        """The declared errors, by name."""
+        ...
+
+
+def read_reply(body: bytes, rpc: ReplyType) -> Any:
     """Decode a stored reply. Returns the result, or raises the declared error."""
     if not body or body[0] != MARK:
         return rpc.result.decode(body, rpc.result_what)
@@ -47,7 +66,7 @@ def too_late(message: Message, waited_s: float) -> SendTimeout:
     """The error of a caller whose timeout passes before its message has ended."""
     target = f"{message.entity_type}/{message.entity_id}.{message.method}"
     hint = f"the message is stored and will run; cluster.result({message.id!r}) waits for it"
-    return SendTimeout(target=target, waited_s=waited_s, hint=hint)
+    return SendTimeout(target=target, waited_s=waited_s, hint=hint, message_id=message.id)
 
 
 def require_same(call: Call[Any], message: Message, found: Receipt) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from coterie.entities.calls.client import CallClient
     from coterie.entities.persisted.inbox import Inbox
-    from coterie.entities.rpc import Rpc
+    from coterie.entities.persisted.outcome import ReplyType
     from coterie.storage.contracts.messages import Message, MessageRow
     from coterie.storage.interface import Storage
 
@@ -122,7 +122,7 @@ class ReplyWaiter:
 
     async def reply(
         self,
-        rpc: Rpc,
+        rpc: ReplyType,
         message: Message,
         *,
         due_s: float,
@@ -173,7 +173,7 @@ class ReplyWaiter:
                 await asyncio.sleep(min(pause_s, until_s - time()))
                 pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
-    def read(self, row: MessageRow, rpc: Rpc) -> Any:
+    def read(self, row: MessageRow, rpc: ReplyType) -> Any:
         """The reply of a message that has ended."""
         if row.status == "dead":
             raise dead(row)

@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 
     from coterie.entities.calls.client import CallClient
     from coterie.entities.definition import EntityType
+    from coterie.entities.persisted.outcome import ReplyType
     from coterie.entities.reference import Call
-    from coterie.entities.rpc import Rpc, RpcMetrics
+    from coterie.entities.rpc import RpcMetrics
     from coterie.storage.interface import Storage
     from coterie.transport.in_flight import PendingReply
 
@@ -222,13 +223,13 @@ class PersistedSender:
                 raise error
         return ids
 
-    async def result(self, message_id: str, *, within_s: float, rpc_of: Callable[[str, str], Rpc]) -> Any:
+    async def result(self, message_id: str, *, within_s: float, rpc_of: Callable[[str, str], ReplyType]) -> Any:
         """Wait for the reply to a message.
 
         Args:
             message_id: The id of the message.
             within_s: How long to wait.
-            rpc_of: Finds an rpc by the names of entity type and method.
+            rpc_of: Finds the reader of the reply by the names of entity type and method.
         """
         message_id = require_text(str(message_id), what="message id")  # a plain str for databases and codecs
         outer = handling.get()
