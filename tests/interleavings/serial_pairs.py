@@ -407,6 +407,7 @@ def _incoming(s: Steps) -> list[Group]:
         "lone insert": one_statement(
             s, "insert_message", *single.values("insert_message", Insert(stored_messages.message("n2", key="x")))
         ),
+        "insert via": one_statement(s, "insert_via", *messages.columns([stored_messages.message("n4", key="x")]), None),
         "add": _adding(s),
         "commit": folded(s, stored_messages.LEFT),
         "end": folded(s, stored_messages.ENDED),
@@ -426,6 +427,7 @@ def _incoming(s: Steps) -> list[Group]:
     runs = {"start": rows["start"], "start otherwise": rows["start otherwise"]}
     units: dict[str, tuple[Step, ...]] = {
         "start in Python": one_statement(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
+        "start via": one_statement(s, "start_via", "u", "n", "i", "s1", b"p", b"p", "", 0, None),
         "end": u._end(s).steps,
         "open": u._open(s).steps,
         "suspend": u._suspend(s).steps,

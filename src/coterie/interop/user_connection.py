@@ -294,8 +294,8 @@ def _sqlalchemy(via: object) -> AlchemyConnection | AsyncAlchemyConnection | Non
 
 
 def _django(via: object) -> DjangoConnection | None:
-    from django.db.backends.base.base import BaseDatabaseWrapper  # type: ignore[import-untyped] # it has no types
-    from django.utils.connection import ConnectionProxy  # type: ignore[import-untyped]
+    from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.utils.connection import ConnectionProxy
 
     return DjangoConnection(via) if isinstance(via, BaseDatabaseWrapper | ConnectionProxy) else None
 

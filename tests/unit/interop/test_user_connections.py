@@ -389,7 +389,7 @@ async def test_a_client_sends_for_runners_elsewhere(postgres_url: str, cluster: 
 @pytest.fixture
 def django_table(postgres_url: str) -> Iterator[Any]:
     """In this thread."""
-    from django.db import connection  # type: ignore[import-untyped]
+    from django.db import connection
 
     made = django_model(postgres_url)
     with connection.schema_editor() as editor:

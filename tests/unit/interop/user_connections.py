@@ -239,7 +239,7 @@ class Django:
 
     def begin(self) -> None:
         self._row = django_model(self._url)
-        from django.db import connection, transaction  # type: ignore[import-untyped]
+        from django.db import connection, transaction
 
         self.via = connection
         self._atomic = transaction.atomic()
@@ -272,8 +272,8 @@ _models: list[Any] = []
 
 def django_model(url: str) -> Any:
     """The model of the table `rows`, in this thread on this database."""
-    import django  # type: ignore[import-untyped]
-    from django.conf import settings  # type: ignore[import-untyped]
+    import django
+    from django.conf import settings
     from django.db import connections, models
 
     to = urlsplit(url)
