@@ -21,6 +21,7 @@ from bench import (
     sync,
     telemetry,
     transport,
+    via,
     workflows,
 )
 from bench.measure import Row, fsync_per_s
@@ -39,6 +40,7 @@ SUITES = {
     "http_calls": http_calls.run,
     "messages": messages.run,
     "sql": sql.run,
+    "via": via.run,
     "singletons": singletons.run,
     "crons": crons.run,
     "workflows": workflows.run,

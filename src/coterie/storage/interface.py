@@ -1,8 +1,8 @@
 """The storage interface, which PostgreSQL and SQLite implement. One contract suite tests both.
 
 The contract is split by what is stored: `kv`, `states` (fenced), `machines` (ids), ownership, the schema and the
-cluster's secret are here; `messages`, `executions`, `ticks`, `units` and `inspection` are in `storage.contracts`. Each
-part takes and returns plain values (text, bytes, integers); the caller encodes.
+cluster's secret are here; `messages`, `user_writes`, `executions`, `ticks`, `units` and `inspection` are in
+`storage.contracts`. Each part takes and returns plain values (text, bytes, integers); the caller encodes.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke during the commit).
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import MessageStore, Transaction
     from coterie.storage.contracts.ticks import TickStore
     from coterie.storage.contracts.units import UnitStore
+    from coterie.storage.contracts.user_writes import UserWrites
     from coterie.storage.migrations import Migration, Phase
 
 T = TypeVar("T")
@@ -505,6 +506,7 @@ class Storage(Service):
     machines: MachineIds
     messages: MessageStore
     incoming: IncomingStore
+    user_writes: UserWrites
     inspection: Inspection
     activity: Activity
     schema: Schema

@@ -12,6 +12,7 @@ from coterie.storage.contracts.incoming_calls import NoIncomingCalls
 from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.contracts.ticks import TickClaim, TickNote
 from coterie.storage.contracts.units import StepWrite, UnitEnd
+from coterie.storage.contracts.user_writes import NoUserWrites
 from coterie.storage.group_commit import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, KvPut, KvRemove, KvSwap, StateSave, Storage
 from coterie.storage.sqlite import kv, message_writes, schema, states, tick_writes, unit_writes, units
@@ -40,11 +41,10 @@ if TYPE_CHECKING:
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.contracts.messages import Message
-    from coterie.storage.contracts.units import UnitStart
     from coterie.storage.interface import ClusterSnapshot, Write
     from coterie.storage.sqlite.ownership import SqliteOwnership
     from coterie.storage.sqlite.witness import Witness
-    from coterie.storage.user_transaction import UserTransaction
+    from coterie.storage.user_transaction import Collected, UserTransaction
 
     Handler = Callable[..., Sequence[Any] | None]
 
@@ -111,6 +111,7 @@ class SqliteStorage(Storage):
         self.inspection = SqliteInspection(self._main, **parts)
         self.activity = SqliteActivity(self._main, **parts)
         self.incoming = NoIncomingCalls()
+        self.user_writes = NoUserWrites(self.address)
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
@@ -220,9 +221,12 @@ class SqliteStorage(Storage):
     def _scope(self) -> Scope:
         return Scope(self._cluster, self._clock.wall_ns(), self._audit)
 
-    def _run_in_transaction(self, connection: apsw.Connection, write: Write, starts: Sequence[UnitStart]) -> Any:
+    def _run_in_transaction(self, connection: apsw.Connection, write: Write | None, collected: Collected) -> Any:
         """Run the writes with which a user's transaction is committed."""
-        units.require_started(connection, self._scope(), starts)
+        units.require_started(connection, self._scope(), collected.starts)
+        message_writes.require_sent(connection, self._scope(), collected.sends)
+        if write is None:
+            return "written"
         results = _HANDLERS[type(write)](connection, self._scope(), [write])
         assert results is not None
         return results[0]
