@@ -29,9 +29,10 @@ ERRORS: dict[str, Callable[[], Exception]] = {
 }
 ELSEWHERE = {
     *("accept connections", "watch certificates", "serve HTTP", "feed the page"),
-    *("watch files", "report the runner"),
+    *("watch files", "report the runner", "move incoming work", "watch users' commits"),
 }
-"""Not in the simulator: sockets, HTTP and commands; tests/unit/test_standing_tasks_struck.py strikes them."""
+"""Not in the simulator: sockets, HTTP, commands, what only PostgreSQL has; tests/unit/test_standing_tasks_struck.py
+strikes them."""
 HERE = SUPERVISED.keys() - ELSEWHERE - {"hand over", "watch the lease keeper"}  # begun by a drain; waits for a thread
 
 

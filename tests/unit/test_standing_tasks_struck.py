@@ -1,11 +1,13 @@
-"""Standing tasks that the simulator lacks (sockets, HTTP, the page, commands), struck by an error of each kind."""
+"""Standing tasks that the simulator lacks (sockets, HTTP, the page, commands, SQL), struck by an error of each kind."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -17,6 +19,8 @@ from coterie import Cluster
 from coterie.cli.run.events import LeadershipBegan
 from coterie.cli.run.reporter import Reporter
 from coterie.cli.run.supervisor import Watched, WorkerSupervisor
+from coterie.entities.persisted.commit_watcher import CommitWatcher
+from coterie.incoming.mover import IncomingMover
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
@@ -24,6 +28,7 @@ from coterie.transport.tcp import TcpWire
 from coterie.web.application import build
 from coterie.web.cluster_view import ClusterView
 from tests.simulation.test_supervision import ELSEWHERE, ERRORS, Strikes
+from tests.support.services import services
 from tests.unit.transport.certificate_authority import Authority
 from tests.unit.transport.test_certificates import Installed
 from tests.unit.web.test_server import serving_app
@@ -37,12 +42,20 @@ if TYPE_CHECKING:
     """Does something that the task is for, and returns when it is done."""
 
 
+CALLED = {
+    "on_tick": "serve HTTP",
+    "view": "feed the page",
+    "take": "move incoming work",
+    "ended": "watch users' commits",
+}
+
+
 def raises_once(target: Any, name: str) -> None:
     """Strike where the task calls this: no error can be thrown into a wait that a time limit ends."""
     call = getattr(target, name)
 
     async def called(*args: Any, **kwargs: Any) -> Any:
-        task = {"on_tick": "serve HTTP", "view": "feed the page"}[name]
+        task = CALLED[name]
         if (error := chaos.failure(task)) is not None:
             raise error
         return await call(*args, **kwargs)
@@ -193,6 +206,63 @@ async def watching_files(folder: Path) -> AsyncIterator[Progress]:
         await asyncio.gather(reloading, return_exceptions=True)
 
 
+class FakeSql:
+    """What SQL and users' transactions have written: no rows, and all transactions have committed."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    async def take(self, *_: Any, **__: Any) -> list[Any]:
+        self.reads += 1
+        return []
+
+    async def ended(self, transactions: list[str]) -> dict[str, bool]:
+        return dict.fromkeys(transactions, True)
+
+
+@asynccontextmanager
+async def moving_incoming_work(_: Path) -> AsyncIterator[Progress]:
+    sql = FakeSql()
+    raises_once(sql, "take")
+    tenure: Any = SimpleNamespace(seat="incoming:default", require_held=lambda: None)
+    given = services(storage=SimpleNamespace(incoming=sql))
+    unused: Any = SimpleNamespace()
+    mover: Any = IncomingMover(
+        tenure, given, copy_context(), runner=unused, sources=lambda: [("call", "Account")], check=unused
+    )
+
+    async def read() -> None:
+        before = sql.reads
+        while sql.reads == before:
+            mover.wake()
+            await asyncio.sleep(0.001)
+
+    yield read
+    mover.abandon()
+    await mover.end()
+
+
+@asynccontextmanager
+async def watching_commits(_: Path) -> AsyncIterator[Progress]:
+    sql: Any = FakeSql()
+    raises_once(sql, "ended")
+    woken: list[object] = []
+
+    async def wake(news: object) -> None:
+        woken.append(news)
+
+    watcher, numbers = CommitWatcher(sql, wake=wake, supervisor=Supervisor()), itertools.count()
+
+    async def commit() -> None:
+        before = len(woken)
+        watcher.watch(f"transaction {next(numbers)}", [("shard:default:0", "")])
+        while len(woken) == before:
+            await asyncio.sleep(0.001)
+
+    yield commit
+    await watcher.stop()
+
+
 CASES: dict[str, Callable[[Path], AbstractAsyncContextManager[Progress]]] = {
     "accept connections": accepting,
     "watch certificates": watching_certificates,
@@ -200,15 +270,20 @@ CASES: dict[str, Callable[[Path], AbstractAsyncContextManager[Progress]]] = {
     "feed the page": feeding,
     "report the runner": reporting,
     "watch files": watching_files,
+    "move incoming work": moving_incoming_work,
+    "watch users' commits": watching_commits,
 }
 
-
-DEALT_WITH = {("accept connections", "OSError"), ("feed the page", "PersistenceError")}
+DEALT_WITH = {
+    ("accept connections", "OSError"),
+    *((task, "PersistenceError") for task in ("feed the page", "move incoming work", "watch users' commits")),
+}
 """Errors that such a task expects, and goes on after by itself."""
 PAUSES = (
     "coterie.transport.tls._LOOKED_EVERY_S",
     "coterie.web.server._TICK_S",
     "coterie.web.feed.SAMPLED_S",
+    "coterie.entities.persisted.commit_watcher._AWAY_S",
     "coterie.cli.run.reporter._LOOK_S",
     "coterie.cli.run.supervisor.WATCH_S",
 )
