@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         StorageReplaced,
         TransactionTimeout,
         UnknownEntity,
+        UnreadablePayload,
         WorkflowEnded,
         WorkflowError,
         WorkflowFailed,
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health, Reason
-    from coterie.settings import Settings
+    from coterie.settings import Encrypted, Settings
     from coterie.singletons.api import SavedState, SingletonInfo, Singletons
     from coterie.singletons.heartbeat import ExecutionMeta
     from coterie.singletons.leader import Leader
@@ -96,6 +97,7 @@ __all__ = [
     "DeferredTimeout",
     "Durable",
     "Duration",
+    "Encrypted",
     "Entity",
     "EntityNotAssigned",
     "ExecutionMeta",
@@ -151,6 +153,7 @@ __all__ = [
     "Transaction",
     "TransactionTimeout",
     "UnknownEntity",
+    "UnreadablePayload",
     "Upcoming",
     "Workflow",
     "WorkflowEnded",
@@ -185,7 +188,7 @@ _MODULES = {
     "kernel.retry": ("Breaker", "Retry"),
     "kv.store": ("KeyValueStore",),
     "observe.health": ("Health", "Reason"),
-    "settings": ("Settings",),
+    "settings": ("Encrypted", "Settings"),
     "singletons.api": ("SavedState", "SingletonInfo", "Singletons"),
     "singletons.heartbeat": ("ExecutionMeta",),
     "singletons.leader": ("Leader",),
