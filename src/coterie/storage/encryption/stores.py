@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.settings.payload_keys import key_bytes
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.encryption.cipher import Keyring
+from coterie.storage.encryption.incoming_calls import EncryptedIncoming
 from coterie.storage.encryption.messages import EncryptedMessages, encrypted_commit
 from coterie.storage.encryption.reports import EncryptedActivity, EncryptedExecutions, EncryptedTicks
 from coterie.storage.encryption.units import EncryptedUnits, encrypted_start
@@ -29,6 +30,7 @@ STORES: dict[str, type[EncryptedStore[Any]]] = {
     "ticks": EncryptedTicks,
     "units": EncryptedUnits,
     "messages": EncryptedMessages,
+    "incoming": EncryptedIncoming,
     "activity": EncryptedActivity,
 }
 """The stores of a `Storage` with payloads. The others have none."""
