@@ -22,6 +22,7 @@ from bench import (
     sync,
     telemetry,
     transport,
+    via,
     workflows,
 )
 from bench.measure import Row, fsync_per_s
@@ -41,6 +42,7 @@ SUITES = {
     "messages": messages.run,
     "sql": sql.run,
     "payloads": payloads.run,
+    "via": via.run,
     "singletons": singletons.run,
     "crons": crons.run,
     "workflows": workflows.run,

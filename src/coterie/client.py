@@ -13,6 +13,7 @@ import msgspec
 
 from coterie.durable.token import Tokens
 from coterie.entities.calls.client import CallClient
+from coterie.entities.persisted.commit_watcher import CommitWatcher
 from coterie.errors import CoterieError, NotReady, PersistenceError, RunnerUnavailable, SendTimeout, ShuttingDown
 from coterie.kernel import spans
 from coterie.kernel.clock import Clock, SystemClock
@@ -40,8 +41,9 @@ from coterie.work.pruner import Pruner, Table
 from coterie.work.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from coterie.entities.persisted.commit_watcher import News
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
     from coterie.work.threads import Threads
@@ -122,7 +124,8 @@ class Client(Service):
             self.storage, settings, chance=parts.chance, supervisor=parts.supervisor, tables=self._pruned_tables
         )
         self.directory = Directory(self.storage.view, parts.clock)
-        self.calling = CallClient(self, clock=parts.clock, chance=parts.chance, storage=self.storage)
+        self.calling: CallClient = CallClient(self, clock=parts.clock, chance=parts.chance, storage=self.storage)
+        self.commits = CommitWatcher(self.storage.user_writes, wake=self._wake_holders, supervisor=parts.supervisor)
         self.collector = Collector(self, parts.clock)
         self.tokens: Tokens
         self._parts = parts
@@ -214,6 +217,11 @@ class Client(Service):
         except (CoterieError, TimeoutError) as error:
             log.error("the act %s is in this log only, it could not be recorded: %s", act.act, error)
 
+    async def _wake_holders(self, news: Collection[News]) -> None:
+        """Wake the holders of seats on which a user's transaction has stored something, now that it has committed."""
+        poll = self.calling.persisted.ask_to_poll({seat for seat, unit in news if not unit})
+        await asyncio.gather(poll, *(self.wake(seat, about=unit) for seat, unit in news if unit))
+
     async def _wake(self, holder: RunnerRow, notice: str) -> None:
         peer = peer_of(holder)
         await self.transport.connect(peer)
@@ -256,6 +264,7 @@ class Client(Service):
             last.push_async_callback(self.ids.stop)
             last.push_async_callback(self.directory.stop)
             last.push_async_callback(self.pruner.stop)
+            last.push_async_callback(self.commits.stop)
             await self.collector.stop()
 
     def _new_transport(self, routes: Routes, *, listens: bool) -> Transport:

@@ -11,6 +11,7 @@ from coterie.client import Runners
 from coterie.definitions import Definitions
 from coterie.entities.persisted.api import Messages
 from coterie.entities.persisted.outcome import transaction_here
+from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.entities.reference import address_of, require_call
 from coterie.kernel import spans
 from coterie.kernel.durations import seconds_or_none, to_seconds
@@ -26,7 +27,7 @@ from coterie.singletons.api import Singletons
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-    from contextlib import AbstractContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from datetime import datetime
 
     from coterie.cron.api import Crons
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.entity import E, Entity
     from coterie.interop.sync import SyncCluster
+    from coterie.interop.transactional_outbox import TransactionalOutbox
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import MessageId
     from coterie.main import RunReporter
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from coterie.settings import Encrypted
     from coterie.storage.contracts.units import UnitStartResult
     from coterie.web.server import HttpServer
+    from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, Workflows
 
 T = TypeVar("T")
@@ -115,6 +118,12 @@ class Cluster(Definitions):
         from coterie.workflows.api import Workflows
 
         return Workflows(self._acting)
+
+    @cached_property
+    def _outbox(self) -> TransactionalOutbox:
+        from coterie.interop.transactional_outbox import TransactionalOutbox
+
+        return TransactionalOutbox(self._participant, self._program.entities)
 
     # Lifecycle
 
@@ -222,7 +231,8 @@ class Cluster(Definitions):
         from coterie.interop.loop_thread import LoopBridge
         from coterie.interop.sync import SyncCluster
 
-        return SyncCluster(self, LoopBridge(self._participant, lambda: self._program.new_client(self.settings)))
+        bridge = LoopBridge(self._participant, lambda: self._program.new_client(self.settings))
+        return SyncCluster(self, bridge, self._outbox)
 
     async def ready(self, *, timeout: Duration | None = None) -> None:
         """Return when this runner has taken its share: every shard of its groups is held by a runner that is alive.
@@ -283,6 +293,7 @@ class Cluster(Definitions):
         at: datetime | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        via: object = None,
     ) -> MessageId[T]:
         """Send a call without waiting for its reply: `await cluster.send(account.charge("order-7", 500))`.
 
@@ -295,22 +306,34 @@ class Cluster(Definitions):
             at: When it is to run: an instant with a time zone, by the database's clock. Persisted rpcs only.
             delay: The same, relative to now.
             key: Idempotency key: sends with the same key are one message. Persisted rpcs only.
+            via: Your own connection, session or transaction: the message is stored by it, and runs when it commits,
+                or never. Persisted rpcs only.
 
         Raises:
-            TypeError: The argument is not a call; or it is volatile, and an option is for persisted rpcs.
+            TypeError: The argument is not a call; or it is volatile, and an option is for persisted rpcs; or `via` is
+                nothing that can store a message.
+            InvalidArgument: `via` would commit by itself, or is a connection to another database.
             KeyConflict: The key was used before with other arguments.
             PersistenceError: The message could not be stored.
         """
         taken = require_call(call, what="cluster.send")
-        given = [name for name, value in (("at", at), ("delay", delay), ("key", key)) if value is not None]
+        options = (("at", at), ("delay", delay), ("key", key), ("via", via))
+        given = [name for name, value in options if value is not None]
         if given and not taken.rpc.persisted:
             raise TypeError(f"{taken!r} is not persisted: {given[0]}= is for persisted rpcs")
         delay_s = _delay_s(repr(taken), at, delay)
         taken.key = key
+        if via is not None:
+            return (await self._outbox.send([taken], via, at=at, delay_s=delay_s))[0]
         return await self._program.entities.send(taken, at=at, delay_s=delay_s)
 
     async def send_many(
-        self, calls: Iterable[Awaitable[T]], *, at: datetime | None = None, delay: Duration | None = None
+        self,
+        calls: Iterable[Awaitable[T]],
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        via: object = None,
     ) -> list[MessageId[T]]:
         """Send many persisted calls in few commits: `await cluster.send_many(a.deposit(o, 5) for o in orders)`.
 
@@ -321,6 +344,7 @@ class Cluster(Definitions):
             calls: What methods of references returned. All are checked before the first is stored.
             at: When they are to run: as in `send`.
             delay: The same, relative to now.
+            via: As in `send`: all of them are in that one commit.
 
         Returns:
             The ids, in the order of the calls.
@@ -333,6 +357,8 @@ class Cluster(Definitions):
         """
         taken = [require_call(call, what="cluster.send_many", persisted=True) for call in calls]
         delay_s = _delay_s("cluster.send_many", at, delay)
+        if via is not None:
+            return await self._outbox.send(taken, via, at=at, delay_s=delay_s)
         return await self._program.entities.send_many(taken, at=at, delay_s=delay_s)
 
     async def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
@@ -343,10 +369,30 @@ class Cluster(Definitions):
             MessageDead: Its attempts are used up.
             MessageCancelled: It was cancelled before it ran.
             MessageExpired: It is no longer stored, or never was.
+            NotCommitted: It was sent with `via=`, in a transaction that is still open.
         """
         timeout_s = seconds_or_none(timeout, what="timeout")
         result: T = await self._program.entities.result(message, timeout_s=timeout_s)
         return result
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Your own SQL, with `$1` parameters, committed at the end of the block with what is sent in it.
+
+        For programs around the cluster. In work of the cluster use the transaction of that: `self`, `leader`, `tick`.
+
+        Example:
+            ```python
+            async with cluster.transaction() as tx:
+                await tx.execute("insert into orders (id, cents) values ($1, $2)", "order-7", 500)
+                await cluster.send(account.charge("order-7", 500), via=tx)
+            ```
+
+        Raises:
+            PersistenceError: The database refused a statement or the commit. Nothing is written, unless its outcome is
+                "unknown".
+            TransactionTimeout: It took longer than the setting `transaction_limit`. Nothing is written.
+        """
+        return self._outbox.transaction()
 
     async def cancel(self, message: MessageId[Any]) -> bool:
         """Cancel a message; false if it has started or ended, or does not exist."""
@@ -388,7 +434,9 @@ class Cluster(Definitions):
 
     # Workflows and deferreds
 
-    async def start_workflow(self, workflow: WorkflowFn[A, T], payload: A, *, id: str) -> WorkflowHandle[T]:
+    async def start_workflow(
+        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None
+    ) -> WorkflowHandle[T]:
         """Start a run, once for each id: later calls return the handle of the existing run.
 
         If the current work has a transaction open, the run is part of its commit: stored with it, or not at all.
@@ -397,10 +445,16 @@ class Cluster(Definitions):
             workflow: A function defined with `cluster.workflow`.
             payload: The argument of the function.
             id: The id of the run: an order number, for instance.
+            via: As in `send`: the run begins when that commits, or never.
 
         Raises:
             KeyConflict: A run of this id exists with another payload.
         """
+        if isinstance(via, TransactionBlock):  # it is that of `transaction_here`
+            via.require_here()
+        elif via is not None:
+            await self._outbox.start(self._program.workflows.of(workflow), payload, id, via)
+            return self.workflow_handle(workflow, id)
         transaction = None if self._participant.is_elsewhere() else transaction_here()
         if transaction is None:
             await self._start_workflow(workflow, payload, id)

@@ -98,13 +98,13 @@ def install(moment: str) -> None:
         sqlite_units.require_started,
     )
 
-    async def dying_commit(self: UserTransaction, write: Any, starts: Any) -> Any:
-        if starts and moment == "before the commit":
+    async def dying_commit(self: UserTransaction, write: Any, collected: Any) -> Any:
+        if collected.starts and moment == "before the commit":
             die()
-        if starts and moment == "during the commit":
+        if collected.starts and moment == "during the commit":
             asyncio.get_running_loop().call_later(DURING_S, die)
-        told = await commit(self, write, starts)
-        if starts:
+        told = await commit(self, write, collected)
+        if collected.starts:
             die()
         return told
 

@@ -27,7 +27,8 @@ async def test_runners_are_killed_and_frozen_and_no_tick_is_lost_or_doubled(url_
     async with belfry(url_by_day, tmp_path) as there:
         for befall in (kill, freeze, kill):
             await befall(there)
-        assert {ring.epoch for ring in there.rings(there.bells[0])} >= {1, 2}, "nobody else has rung: nothing is shown"
+        epochs = {ring.epoch for ring in there.rings(there.bells[0])}  # maybe without 1: it may move before a tick
+        assert len(epochs) > 1, "nobody else has rung: nothing is shown"
 
 
 async def test_gap_27_a_tick_whose_holder_dies_between_claim_and_outcome_is_begun_again(

@@ -10,7 +10,7 @@ import pytest
 
 from coterie import Cluster, Entity, KeyConflict, PersistenceError, RemoteError, Retry, WorkflowNotFound, rpc
 from coterie.client import Client
-from coterie.storage.user_transaction import UserTransaction
+from coterie.storage.user_transaction import Collected, UserTransaction
 from coterie.work import occupants
 
 if TYPE_CHECKING:
@@ -216,9 +216,9 @@ async def test_of_two_transactions_that_start_one_id_at_once_one_starts_it(
         orders: list[list[str]] = []
         right = UserTransaction._commit
 
-        async def commit(self: UserTransaction, write: Commit, starts: Any) -> Committed:
-            orders.append([start.id for start in starts])
-            return await right(self, write, starts)
+        async def commit(self: UserTransaction, write: Commit, collected: Collected) -> Committed:
+            orders.append([start.id for start in collected.starts])
+            return await right(self, write, collected)
 
         monkeypatch.setattr(UserTransaction, "_commit", commit)
 
@@ -251,10 +251,10 @@ async def test_a_commit_whose_answer_is_lost_leaves_both_or_neither(
     right = UserTransaction._commit
     lost: list[Committed | None] = []
 
-    async def commit(self: UserTransaction, write: Commit, starts: Any) -> Committed:
-        if lost or not starts:
-            return await right(self, write, starts)
-        await (right(self, write, starts) if happened else self.rollback())
+    async def commit(self: UserTransaction, write: Commit, collected: Collected) -> Committed:
+        if lost or not collected.starts:
+            return await right(self, write, collected)
+        await (right(self, write, collected) if happened else self.rollback())
         lost.append("written" if happened else None)
         raise PersistenceError(doing="commit", problem="the connection broke", outcome="unknown")
 

@@ -21,7 +21,11 @@ PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 PROGRAMS = [
-    pytest.param(match[1], id=f"{page.name}:{page.read_text()[: match.start()].count(chr(10)) + 1}")
+    pytest.param(
+        match[1],
+        id=f"{page.name}:{page.read_text()[: match.start()].count(chr(10)) + 1}",
+        marks=[pytest.mark.postgres] if "DATABASE_URL" in match[1] else [],
+    )
     for page in PAGES
     for match in PROGRAM.finditer(page.read_text())
 ]
@@ -34,9 +38,11 @@ def run(arguments: Sequence[str | Path], folder: Path, **more: str) -> subproces
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_in_the_docs_runs(program: str, tmp_path: Path) -> None:
+def test_a_program_in_the_docs_runs(program: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """One that has a connection of its own gets a database on PostgreSQL."""
     (tmp_path / "program.py").write_text(program)
-    done = run(["program.py"], tmp_path)
+    more = {"DATABASE_URL": request.getfixturevalue("postgres_url")} if "DATABASE_URL" in program else {}
+    done = run(["program.py"], tmp_path, **more)
     assert done.returncode == 0, done.stderr
 
 

@@ -48,8 +48,8 @@ MAIL_PLANTS = (
         swapped(
             ("commit_handlers",),
             (
-                "from sends as s join judged as j on j.n = s.n\n    where j.outcome is null\n    order by",
-                "from sends as s\n    order by",
+                "from sends as s join judged as j on j.n = s.n\n    where j.outcome is null\n        and (s.key",
+                "from sends as s\n    where (s.key",
             ),
         ),
     ),

@@ -143,8 +143,8 @@ def plain(rows: Any) -> list[tuple[Any, ...]]:
 
 def _timeless(name: str, value: Any) -> Any:
     is_time = isinstance(value, _TIMES) or (
-        name == "stamp" and isinstance(value, str)
-    )  # that of all seats has one in it
+        name in ("stamp", "transaction") and isinstance(value, str)
+    )  # the stamp of all seats has one in it, and each run has other transactions
     return "a time" if is_time else value
 
 
@@ -233,6 +233,7 @@ def _messages(s: Steps) -> list[Group]:
             s, "insert_message", *single.values("insert_message", Insert(m.message("n2", key="x")))
         ),
         "add": _adding(s),
+        "insert via": one_statement(s, "insert_via", *messages.columns([m.message("n4", key="x")]), None),
         "cancel": one_statement(s, "cancel", "m1", b"cancelled"),
         "revive": one_statement(s, "revive", "m1"),
     }
@@ -246,7 +247,7 @@ def _messages(s: Steps) -> list[Group]:
     }
     revived = {"revive and end": (*_once(s, "revive", "m1"), *folded(s, m.ENDED))}
     everything = fenced | asked | several
-    unheld = {name: everything[name] for name in ("cancel", "insert", "lone insert", *several, "revive")}
+    unheld = {name: everything[name] for name in ("cancel", "insert", "lone insert", "insert via", *several, "revive")}
     held = ("messages", "id = 'm0'")
     return [
         Group("pending message", rows("m1", key="x"), everything),
@@ -357,6 +358,7 @@ def _units(s: Steps) -> list[Group]:
         "failure": u._end(s, write=u.FAILED).steps,
         "open": u._open(s).steps,
         "start": one_statement(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
+        "start via": one_statement(s, "start_via", "u", "n", "i", "s1", b"p", b"p", "", 0, None),
         "suspend": u._suspend(s).steps,
         "wake": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
         "resolve": one_statement(s, "resolve_deferred", "u", "d", b"1", None, 0, *tick),
@@ -405,6 +407,7 @@ def _incoming(s: Steps) -> list[Group]:
         "lone insert": one_statement(
             s, "insert_message", *single.values("insert_message", Insert(stored_messages.message("n2", key="x")))
         ),
+        "insert via": one_statement(s, "insert_via", *messages.columns([stored_messages.message("n4", key="x")]), None),
         "add": _adding(s),
         "commit": folded(s, stored_messages.LEFT),
         "end": folded(s, stored_messages.ENDED),
@@ -424,6 +427,7 @@ def _incoming(s: Steps) -> list[Group]:
     runs = {"start": rows["start"], "start otherwise": rows["start otherwise"]}
     units: dict[str, tuple[Step, ...]] = {
         "start in Python": one_statement(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
+        "start via": one_statement(s, "start_via", "u", "n", "i", "s1", b"p", b"p", "", 0, None),
         "end": u._end(s).steps,
         "open": u._open(s).steps,
         "suspend": u._suspend(s).steps,

@@ -172,6 +172,9 @@ async def by_cluster() -> None:
 async def stored() -> None:
     account = cluster.ref(Account, "alice")
     sent = await cluster.send(account.charge("order-7", 500), delay="5m", key="k")
+    async with cluster.transaction() as tx:
+        rows: int = await tx.execute("insert into orders (id) values ($1)", "order-7")
+        assert_type(await cluster.send(account.pair(rows, 2), via=tx), MessageId[tuple[int, int]])
     assert_type(sent, MessageId[int])
     assert_type(await cluster.result(sent, timeout="2s"), int)
     assert_type(await cluster.cancel(sent), bool)
@@ -354,6 +357,9 @@ def blocking(account: Account) -> None:
         assert_type(c.ref(Account, "alice"), Account)
         assert_type(c.call(account.balance(), timeout="5s"), int)
         message = c.send(account.pair(1, 2), delay="5s", key="k")
+        with c.transaction() as tx:
+            assert_type(tx.execute("delete from orders"), int)
+            assert_type(c.send(account.pair(1, 2), via=tx), MessageId[tuple[int, int]])
         assert_type(message, MessageId[tuple[int, int]])
         assert_type(c.result(message, timeout=5), tuple[int, int])
         assert_type(c.cancel(message), bool)

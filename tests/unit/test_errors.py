@@ -36,7 +36,7 @@ TREE = """
 CoterieError
   ClusterError
     MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned MalformedMessage
-    UnknownEntity KeyConflict ReentrantCall InvalidArgument MessageDead MessageCancelled MessageExpired
+    UnknownEntity KeyConflict ReentrantCall InvalidArgument MessageDead MessageCancelled MessageExpired NotCommitted
     TransactionTimeout PersistenceError
       StorageReplaced
       UnreadablePayload

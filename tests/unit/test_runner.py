@@ -40,7 +40,7 @@ class FakeOwnership:
 
 
 class FakeStorage(Storage):
-    kv = machines = cast("Any", None)
+    kv = machines = user_writes = cast("Any", None)
 
     def __init__(self, log: Log, incarnation: str) -> None:
         super().__init__(what="storage")

@@ -41,6 +41,7 @@ SUPERVISED = {
     "sweep messages": "entities/persisted/poller.py::Poller.wake",
     "sweep workflows": "workflows/registry.py::HeldWorkflows._begin",
     "watch calls": "client.py::Client._start",
+    "watch users' commits": "entities/persisted/commit_watcher.py::CommitWatcher.watch",
     "watch files": "cli/run/supervisor.py::WorkerSupervisor.run_again_and_again",
     "watch the lease keeper": "ownership/membership.py::Membership._start",
 }
@@ -94,6 +95,9 @@ NOT_STANDING = {
     "interop/loop_thread.py::LoopThread.end": "one stop, at the end of the process",
     "interop/loop_thread.py::ThreadCall._begin": _ONE_CALL,
     "interop/loop_thread.py::ThreadCall._submit": _ONE_CALL,
+    "interop/transactional_outbox.py::TransactionalOutbox.commit": "one commit, awaited",
+    "entities/persisted/commit_watcher.py::CommitWatcher._ask_on": "one hint: without it a sweep finds the messages",
+    "storage/group_commit.py::GroupWriter._leave": "one write: its end is told to whoever waits",
     "kernel/service.py::Service.start": "one start, awaited",
     "kernel/service.py::Service.stop": "one stop, awaited",
     "kernel/supervisor.py::Supervisor.give_up": "ends the runner",

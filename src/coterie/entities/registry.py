@@ -116,6 +116,10 @@ class EntityRegistry:
         here.calling.persisted.hint(here.calling.routing.find(entity_type.name, id, entity_type.group).seat)
         return count
 
+    def type_of(self, call: Call[Any]) -> EntityType[Any]:
+        """The entity type that a call is for."""
+        return self._sender(call).entity_type
+
     def _sender(self, call: Call[Any]) -> TypedSender:
         sender = self._senders.get(call.address.type)
         if sender is None:

@@ -4,7 +4,7 @@
     ├── ClusterError                 .reason
     │   ├── MailboxFull  RunnerFull  SendTimeout*  RunnerUnavailable  EntityNotAssigned  MalformedMessage  UnknownEntity
     │   ├── KeyConflict  ReentrantCall  InvalidArgument (also ValueError)  MessageDead  MessageCancelled
-    │   ├── MessageExpired  TransactionTimeout  PersistenceError (with StorageReplaced)
+    │   ├── MessageExpired  NotCommitted  TransactionTimeout  PersistenceError (with StorageReplaced)
     │   └── NotStarted  NotReady*  ShuttingDown  Forked  WrongLoop
     ├── RemoteError                  an undeclared exception in a handler
     ├── SingletonError               .reason .singleton
@@ -157,6 +157,15 @@ class MessageExpired(ClusterError):
 
     text = "message {message_id} is unknown: its retention has passed, or it never existed"
     advice = "results are kept for the setting retention after completion"
+    message_id: str
+
+
+class NotCommitted(ClusterError):
+    """The message was stored in a transaction that has not committed."""
+
+    text = "message {message_id} is not committed yet: the transaction that it was sent in is open"
+    advice = "commit that transaction first, then wait for the result; if it is rolled back, there will be none"
+    retryable = True
     message_id: str
 
 

@@ -5,7 +5,8 @@
       └── interrupted: Ctrl-C, a time limit by signal ───────────┘ cancelled
 
 If the process runs the cluster itself, as a runner or a client on a loop of its own, calls are made on that loop.
-Otherwise they are made by a client on the loop of this thread, which connects with the first call.
+Otherwise they are made by a client on the loop of this thread, which connects with the first call. While a thread
+waits, its call may give it blocking work to do (`in_waiting_thread`): what belongs to the thread is used nowhere else.
 
 A forked child has no such thread. It forgets the loop and the clients of its parent, and its first call starts its own.
 """
@@ -18,7 +19,8 @@ import contextlib
 import os
 import sys
 import threading
-from contextvars import Context
+from contextvars import Context, ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from coterie.errors import ShuttingDown
@@ -33,12 +35,15 @@ if TYPE_CHECKING:
     from coterie.participant import Participant
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _END_S = 2.0
 """How long the clients may take to leave when the interpreter ends."""
 _LOOK_S = 1.0
 """How often a waiting thread checks that the loop still exists."""
 
+_waiting: ContextVar[ThreadCall[Any]] = ContextVar("coterie_waiting")
+"""On the loop: the call that a thread waits for."""
 _running_loop = asyncio._get_running_loop  # noqa: SLF001 documented; unlike its sister it does not raise without a loop
 
 
@@ -104,7 +109,18 @@ class ThreadCall(Generic[T]):
         tasks: The group of tasks that the work belongs to.
     """
 
-    __slots__ = ("_body", "_error", "_is_abandoned", "_is_done", "_loop", "_make", "_result", "_task", "_tasks")
+    __slots__ = (
+        "_body",
+        "_errand",
+        "_error",
+        "_is_abandoned",
+        "_loop",
+        "_make",
+        "_result",
+        "_task",
+        "_tasks",
+        "_turn",
+    )
 
     def __init__(
         self, make: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop, tasks: Tasks
@@ -113,8 +129,9 @@ class ThreadCall(Generic[T]):
         self._loop = loop
         self._tasks = tasks
         self._body = body_here()
-        self._is_done = threading.Lock()  # held until it is: cheaper than an Event
-        self._is_done.acquire()
+        self._turn = threading.Lock()  # held until the thread has something to do: cheaper than an Event
+        self._turn.acquire()
+        self._errand: Callable[[], object] | None = None
         self._is_abandoned = False
         self._task: asyncio.Task[T] | None = None
         self._result: T | None = None
@@ -126,9 +143,14 @@ class ThreadCall(Generic[T]):
         """Start it, wait for its end, and return its result or raise its error."""
         try:
             self._submit(self._begin)
-            while not self._is_done.acquire(timeout=_LOOK_S):
-                if self._loop.is_closed():
-                    raise _ended()
+            while True:
+                while not self._turn.acquire(timeout=_LOOK_S):
+                    if self._loop.is_closed():
+                        raise _ended()
+                if (errand := self._errand) is None:
+                    break  # it has ended
+                self._errand = None
+                errand()
         except BaseException:
             with contextlib.suppress(ShuttingDown):
                 self._submit(self._abandon)
@@ -148,14 +170,31 @@ class ThreadCall(Generic[T]):
 
     # On the loop
 
+    async def in_thread(self, work: Callable[[], R]) -> R:
+        """Do blocking work in the thread that waits for this call, one at a time."""
+        done: asyncio.Future[R] = self._loop.create_future()
+
+        def errand() -> None:
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001 any error goes to the call; what interrupts the thread cancels it
+                self._submit(partial(_end_errand, done, None, error))
+            else:
+                self._submit(partial(_end_errand, done, result, None))
+
+        self._errand = errand
+        self._turn.release()
+        return await done
+
     def _begin(self) -> None:
         if self._is_abandoned:
             return
+        _waiting.set(self)
         try:
             self._task = self._tasks.spawn(self._make(), name="call of a thread", report=False)
         except BaseException as error:  # noqa: BLE001 any error goes to the thread, which would wait for ever
             self._error = error
-            self._is_done.release()
+            self._turn.release()
         else:
             self._task.add_done_callback(self._end)
             if self._body is not None:
@@ -176,7 +215,23 @@ class ThreadCall(Generic[T]):
             self._error = error
         else:
             self._result = task.result()
-        self._is_done.release()
+        self._errand = None  # one that was cancelled before the thread began it
+        if self._turn.locked():
+            self._turn.release()
+
+
+async def in_waiting_thread(work: Callable[[], R]) -> R:
+    """Do blocking work in the thread that waits for the current call: a database connection may belong to it."""
+    return await _waiting.get().in_thread(work)
+
+
+def _end_errand(done: asyncio.Future[R], result: Any, error: Exception | None) -> None:
+    if done.done():
+        return  # the call was cancelled meanwhile
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
 
 
 class LoopThread:

@@ -11,9 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from coterie.interop.loop_thread import require_blocking, require_threads
+from coterie.interop.transactional_outbox import WHO
+from coterie.interop.user_connection import blocking
+from coterie.kernel.context import OpenTransaction, transacting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from coterie.cluster import Cluster
@@ -21,11 +24,13 @@ if TYPE_CHECKING:
     from coterie.entities.calls.broadcast import Replies
     from coterie.entities.entity import E, Entity
     from coterie.interop.loop_thread import LoopBridge
+    from coterie.interop.transactional_outbox import TransactionalOutbox
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import MessageId, ShardId
     from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health
     from coterie.storage.contracts.units import UnitStatus
+    from coterie.storage.user_transaction import OpenedTransaction
     from coterie.workflows.api import WorkflowHandle
 
 T = TypeVar("T")
@@ -52,9 +57,10 @@ class SyncCluster:
         RuntimeError: An event loop runs in this thread, or gevent has replaced threads, or the block has ended.
     """
 
-    def __init__(self, cluster: Cluster, bridge: LoopBridge) -> None:
+    def __init__(self, cluster: Cluster, bridge: LoopBridge, outbox: TransactionalOutbox) -> None:
         self._cluster = cluster
         self._bridge = bridge
+        self._outbox = outbox
         self._is_open = False
         self.kv: SyncKeyValueStore[Any] = SyncKeyValueStore(cluster.kv, self)
         """The durable key-value store."""
@@ -93,22 +99,45 @@ class SyncCluster:
         at: datetime | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        via: object = None,
     ) -> MessageId[T]:
-        """Send a call without waiting for its reply: as `Cluster.send`."""
+        """Send a call without waiting for its reply: as `Cluster.send`.
+
+        `via` is a connection that blocks, used in this thread; or what `transaction` gave.
+        """
         with _closing(call):
-            return self.run(partial(self._cluster.send, call, at=at, delay=delay, key=key))
+            return self.run(partial(self._cluster.send, call, at=at, delay=delay, key=key, via=_here(via)))
 
     def send_many(
-        self, calls: Iterable[Awaitable[T]], *, at: datetime | None = None, delay: Duration | None = None
+        self,
+        calls: Iterable[Awaitable[T]],
+        *,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        via: object = None,
     ) -> list[MessageId[T]]:
-        """Send many persisted calls in few commits: as `Cluster.send_many`."""
+        """Send many persisted calls in few commits: as `Cluster.send_many`, `via` as in `send`."""
         many = list(calls)  # made here: their making may block
         with _closing(*many):
-            return self.run(partial(self._cluster.send_many, many, at=at, delay=delay))
+            return self.run(partial(self._cluster.send_many, many, at=at, delay=delay, via=_here(via)))
 
     def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
         """Wait for the reply to a message: as `Cluster.result`."""
         return self.run(partial(self._cluster.result, message, timeout=timeout))
+
+    @contextmanager
+    def transaction(self) -> Iterator[SyncTransaction]:
+        """Your own SQL, committed at the end of the block with what is sent in it: as `Cluster.transaction`."""
+        opened = self.run(self._outbox.opened)
+        token = transacting.set(OpenTransaction(WHO, opened))  # calls copy the context of this thread
+        try:
+            yield SyncTransaction(opened, self)
+        except BaseException:
+            self.run(opened.rollback)
+            raise
+        finally:
+            transacting.reset(token)
+        self.run(partial(self._outbox.commit, opened))
 
     def cancel(self, message: MessageId[Any]) -> bool:
         """Cancel a message: as `Cluster.cancel`."""
@@ -126,9 +155,13 @@ class SyncCluster:
 
     # Workflows and deferreds
 
-    def start_workflow(self, workflow: WorkflowFn[A, T], payload: A, *, id: str) -> SyncWorkflowHandle[T]:
-        """Start a run, once for each id: as `Cluster.start_workflow`."""
-        return SyncWorkflowHandle(self.run(lambda: self._cluster.start_workflow(workflow, payload, id=id)), self)
+    def start_workflow(
+        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None
+    ) -> SyncWorkflowHandle[T]:
+        """Start a run, once for each id: as `Cluster.start_workflow`, `via` as in `send`."""
+        usable = _here(via)
+        handle = self.run(lambda: self._cluster.start_workflow(workflow, payload, id=id, via=usable))
+        return SyncWorkflowHandle(handle, self)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> SyncWorkflowHandle[T]:
         """The handle of a run, whether the run exists or not: as `Cluster.workflow_handle`."""
@@ -172,6 +205,23 @@ class SyncCluster:
         if not self._is_open:
             raise RuntimeError("this `with cluster.sync():` block has ended: open another one, which costs nothing")
         return self._bridge.run(make)
+
+
+class SyncTransaction:
+    """`Transaction` without await: what `with c.transaction() as tx` gives."""
+
+    def __init__(self, opened: OpenedTransaction, cluster: SyncCluster) -> None:
+        self.opened = opened
+        """For `via=`."""
+        self._cluster = cluster
+
+    def execute(self, sql: str, /, *params: Any) -> int:
+        """Run a statement. Returns the number of rows it changed."""
+        return self._cluster.run(partial(self.opened.execute, sql, *params))
+
+    def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
+        """Run a statement. Returns its rows, by column name."""
+        return self._cluster.run(partial(self.opened.fetch, sql, *params))
 
 
 class SyncKeyValueStore(Generic[V]):
@@ -254,6 +304,13 @@ class SyncWorkflowHandle(Generic[T_co]):
 
     def __repr__(self) -> str:
         return repr(self._handle)
+
+
+def _here(via: object) -> object:
+    """What `via=` is for the loop: a connection is used in this thread."""
+    if via is None:
+        return None
+    return via.opened if isinstance(via, SyncTransaction) else blocking(via)
 
 
 @contextmanager

@@ -151,7 +151,7 @@ def enter_thread(cancellation: Cancellation) -> None:
         _current.set(replace(found))
 
 
-def refuse_in_transaction(what: object) -> None:
+def refuse_in_transaction(what: object, *, instead: str = "") -> None:
     """Refuse a separate commit while database locks are held here: on SQLite it needs the same lock [C3].
 
     `what` is converted to text only then.
@@ -160,7 +160,7 @@ def refuse_in_transaction(what: object) -> None:
     if opened is not None:
         raise RuntimeError(
             f"{what} needs a commit of its own, and {opened.who} has a transaction open, which holds locks until its "
-            f"block ends: do it before or after the block"
+            f"block ends: do it before or after the block{instead and f', {instead}'}"
         )
 
 

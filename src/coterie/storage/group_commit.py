@@ -4,6 +4,9 @@ One task per process commits what has queued. There is no timer: a lone write is
 forms large groups by itself. Members stay independent: each gets its own result, and a group that the database
 refuses as a whole is run again member by member, so that no caller sees the error of another caller's write.
 
+A member that would keep the others waiting for a key, which a user's transaction holds, leaves: the engine raises
+`WriteBlocked` when it is alone, and it is written apart from then on, with later messages of its key.
+
 An engine that waits for a write lock adds the writes that queued meanwhile (`Group.close`): they share its commit
 instead of waiting for the lock again.
 """
@@ -14,7 +17,7 @@ import asyncio
 import logging
 import os
 import threading  # noqa: TID251 a lock only: the engine's thread closes the group
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coterie.errors import PersistenceError
@@ -25,7 +28,7 @@ from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from coterie.errors import Outcome
     from coterie.kernel.fork_guard import ProcessOrigin
@@ -36,7 +39,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie")
 
+_APART_MOST = 1_000
+"""Members that may be written apart at once."""
+
 _took, _sizes, _fenced = metrics.COMMIT_DURATION.spread(), metrics.GROUP_SIZE.spread(), metrics.FENCED.of()
+
+
+class WriteBlocked(Exception):
+    """Raised by an engine for a lone write that waits for a key of another transaction."""
 
 
 class Waiter(Protocol):
@@ -99,6 +109,7 @@ class GroupWriter(Service):
         commit: Runs a group in one transaction and returns one result per member, in order; it may `close` the group
             once it holds the write lock. It raises `PersistenceError`; with the outcome "refused" nothing of the group
             was written.
+        apart: Writes one that was blocked, however long that takes, beside all others.
         most: Maximum number of members of a group.
         waiting_most: Maximum number of queued writes; further ones are refused.
         supervisor: The supervisor of this process.
@@ -112,6 +123,7 @@ class GroupWriter(Service):
         self,
         commit: CommitGroup,
         *,
+        apart: Callable[[Write], Awaitable[Any]] | None = None,
         most: int = GROUP_MOST,
         waiting_most: int = WAITING_MOST,
         supervisor: Supervisor | None = None,
@@ -119,6 +131,9 @@ class GroupWriter(Service):
         super().__init__(what="group writer")
         self._supervisor = supervisor or Supervisor()
         self._commit = commit
+        self._apart = apart
+        self._blocked: Counter[Hashable] = Counter()
+        """What is written apart, by the key of the message; None: a handler's commit."""
         self._most = most
         self._waiting_most = waiting_most
         self._queue: deque[Member] = deque()
@@ -150,7 +165,7 @@ class GroupWriter(Service):
             self._is_lent = False
             if self._queue and self._idle is not None:  # a new future if `_fold` was restarted meanwhile
                 self._wake(self._idle)
-        return done.result()
+        return done.result() if done.done() else await done
 
     def submit(self, write: Write) -> asyncio.Future[Any]:
         """Queue a write; the returned future has its result once durable. Saves callers a task to wait in."""
@@ -171,6 +186,9 @@ class GroupWriter(Service):
                 problem=f"{len(queue)} writes are waiting already",
                 hint="slow down, or wait for earlier writes first",
             )
+        if self._blocked and (key := _key(write)) is not None and key in self._blocked:
+            self._leave(write, waiter)
+            return
         queue.append((write, waiter))
         if idle is not None and not self._is_lent:
             self._wake(idle)
@@ -218,6 +236,10 @@ class GroupWriter(Service):
         began_s = self._time()
         try:
             results = await self._commit(group)
+        except WriteBlocked:
+            group.seal()
+            for member in group.members:
+                self._leave(*member)
         except PersistenceError as error:
             group.seal()
             metrics.STORAGE_ERRORS.of("commit", error.outcome).value += 1
@@ -239,6 +261,34 @@ class GroupWriter(Service):
                 self._call_soon(_tell, group.members, results)
             else:
                 _tell(group.members, results)
+
+    def _leave(self, write: Write, waiter: Waiter) -> None:
+        """Write a member apart from the groups."""
+        assert self._apart is not None, "an engine that blocks has a way"
+        if self._blocked.total() >= _APART_MOST:
+            _tell_failure(waiter, _held_up(self._blocked.total()))
+            return
+        self._blocked[_key(write)] += 1
+        self.tasks.spawn(self._write_apart(self._apart, write, waiter), name="write apart", report=False)
+
+    async def _write_apart(self, apart: Callable[[Write], Awaitable[Any]], write: Write, waiter: Waiter) -> None:
+        began_s = self._time()
+        try:
+            result = await apart(write)
+        except PersistenceError as error:
+            metrics.STORAGE_ERRORS.of("commit", error.outcome).value += 1
+            _tell_failure(waiter, error)
+        except BaseException as error:
+            _tell_failure(waiter, _cut_short(error))
+            raise
+        else:
+            self._count([result], self._time() - began_s)
+            _tell([(write, waiter)], [result])
+        finally:
+            key = _key(write)
+            self._blocked[key] -= 1
+            if not self._blocked[key]:
+                del self._blocked[key]
 
     def _count(self, results: Sequence[Any], took_s: float) -> None:
         self.members += len(results)
@@ -273,6 +323,22 @@ class MessageWriter:
     def _submit(self, write: Insert | Commit | Setback) -> asyncio.Future[Any]:
         self._origin.require_same()
         return self._writer.submit(write)
+
+
+def _key(write: Write) -> Hashable:
+    """What a message's key must be unique for; None: it has none, or the write is no insert."""
+    if type(write) is not Insert or write.message.key is None:
+        return None
+    message = write.message
+    return message.entity_type, message.entity_id, message.method, message.key
+
+
+def _held_up(waiting: int) -> PersistenceError:
+    return PersistenceError(
+        doing="write",
+        problem=f"{waiting} writes wait already for keys that open transactions hold",
+        hint="commit or roll back transactions with via= soon; pg_stat_activity shows open ones",
+    )
 
 
 def _cut_short(error: BaseException) -> PersistenceError:

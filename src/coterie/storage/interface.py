@@ -1,7 +1,7 @@
 """The storage interface, which PostgreSQL and SQLite implement. One contract suite tests both.
 
 The contract is split by what is stored: `kv`, `states` (fenced), `machines` (ids), ownership, the schema and the
-cluster's secret are here; `messages`, `executions`, `ticks`, `units`, `payloads` and `inspection` are in
+cluster's secret are here; `messages`, `user_writes`, `executions`, `ticks`, `units`, `payloads` and `inspection` are in
 `storage.contracts`. Each part takes and returns plain values (text, bytes, integers); the caller encodes.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.payloads import PayloadStore
     from coterie.storage.contracts.ticks import TickStore
     from coterie.storage.contracts.units import UnitStore
+    from coterie.storage.contracts.user_writes import UserWrites
     from coterie.storage.encryption.cipher import Keyring
     from coterie.storage.migrations import Migration, Phase
 
@@ -507,6 +508,7 @@ class Storage(Service):
     machines: MachineIds
     messages: MessageStore
     incoming: IncomingStore
+    user_writes: UserWrites
     inspection: Inspection
     activity: Activity
     payloads: PayloadStore

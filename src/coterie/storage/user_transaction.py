@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from coterie.errors import PersistenceError, TransactionTimeout
 from coterie.kernel import metrics
+from coterie.storage.contracts.messages import Transaction
 from coterie.storage.contracts.units import require_same
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.service import Tasks
-    from coterie.storage.contracts.messages import Commit, Committed
+    from coterie.storage.contracts.messages import Commit, Committed, Message
     from coterie.storage.contracts.units import UnitStart
 
 T = TypeVar("T")
@@ -40,6 +41,22 @@ class SqlResult(NamedTuple):
     changed: int
 
 
+class Collected(NamedTuple):
+    """What a transaction starts and sends with its commit, beside its statements."""
+
+    starts: Sequence[UnitStart]
+    sends: Sequence[Message]
+
+
+def overtaken() -> PersistenceError:
+    """The error of a transaction that sends with a key which another message has got since it was looked up."""
+    return PersistenceError(
+        doing="commit a transaction",
+        problem="another message with the key of one that it sends was stored meanwhile",
+        hint="nothing of it is written; run it again, and the send finds that message",
+    )
+
+
 class TransactionEngine(Protocol):
     """What an engine does for one transaction. Calls are serial; `close` comes last."""
 
@@ -51,12 +68,13 @@ class TransactionEngine(Protocol):
         """Run a statement."""
         ...
 
-    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
-        """Add the workflows and the handler's writes and commit; any result but "written" means rolled back.
+    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+        """Add what was collected and the handler's writes, and commit; any result but "written" means rolled back.
 
         Raises:
             TimeoutError: The deadline passed before the commit began.
             KeyConflict: There is a run with the id of one of the workflows, and another payload.
+            PersistenceError: Among others: `overtaken`.
         """
         ...
 
@@ -65,7 +83,14 @@ class TransactionEngine(Protocol):
         ...
 
 
-class UserTransaction:
+class OpenedTransaction(Transaction):
+    """A transaction that a storage has opened, encrypted or not."""
+
+    tasks: Tasks
+    """Those of its storage: by them a transaction of another storage is told."""
+
+
+class UserTransaction(OpenedTransaction):
     """The user's own SQL, committed with a handler's writes. See `storage.contracts.messages.Transaction`.
 
     Args:
@@ -93,7 +118,7 @@ class UserTransaction:
         self._what = what
         self._doing = f"use a transaction of {what}"
         self._limit_s = limit_s
-        self._tasks = tasks
+        self.tasks = tasks
         self._alone = alone
         self._turn = asyncio.Lock()  # a handler may use it from several tasks
         self._began: float | None = None
@@ -104,14 +129,25 @@ class UserTransaction:
         self._ended = ""
         self._late = False
         self._starts: dict[str, UnitStart] | None = {}
+        self._sends: list[Message] = []
         self._then: list[Callable[[], object]] = []
 
     def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
         """Start a workflow with the commit; `then` is called after that."""
-        self._require_open()
-        if self._starts is None:
-            raise PersistenceError(doing=self._doing, problem=_ENDED, hint=_HINTS[_ENDED])
-        require_same(start, self._starts.setdefault(start.unit, start).digest)
+        starts = self._collected()
+        require_same(start, starts.setdefault(start.unit, start).digest)
+        self._then.append(then)
+
+    @property
+    def sends(self) -> Sequence[Message]:
+        """The messages that it sends so far; raises if nothing can be added any more."""
+        self._collected()
+        return self._sends
+
+    def send(self, message: Message, *, then: Callable[[], object]) -> None:
+        """Send a message with the commit; `then` is called after that."""
+        self._collected()
+        self._sends.append(message)
         self._then.append(then)
 
     async def execute(self, sql: str, /, *params: Any) -> int:
@@ -122,25 +158,33 @@ class UserTransaction:
         """Return the rows, by column name."""
         return (await self._run(lambda: self._ground.run(sql, params))).rows
 
-    async def commit(self, write: Commit) -> Committed:
-        """Commit with the handler's own writes; any result but "written" means rolled back."""
+    async def commit(self, write: Commit | None) -> Committed:
+        """Commit with the handler's own writes, if there are any; any result but "written" means rolled back."""
         starts, self._starts = self._starts or {}, None
-        if starts and self._began is None:
+        if (starts or self._sends) and self._began is None:
             await self._run(_nothing)
-        told = await self._commit(write, [starts[unit] for unit in sorted(starts)])  # in one order [M3]
+        collected = Collected([starts[unit] for unit in sorted(starts)], self._sends)  # in one order [M3]
+        told = await self._commit(write, collected)
         for then in self._then if told == "written" else ():
             then()
         return told
 
-    async def _commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+    def _collected(self) -> dict[str, UnitStart]:
+        """The workflows that it starts so far; raises if nothing can be added any more."""
+        self._require_open()
+        if self._starts is None:
+            raise PersistenceError(doing=self._doing, problem=_ENDED, hint=_HINTS[_ENDED])
+        return self._starts
+
+    async def _commit(self, write: Commit | None, collected: Collected) -> Committed:
         async with self._turn:
             self._require_open()
             if self._began is None:
                 self._ended = _ENDED
-                return await self._alone(write)
+                return "written" if write is None else await self._alone(write)
             self._stop_the_clock()  # the engine enforces the deadline now: a commit must not be interrupted
             try:
-                told = await self._ground.commit(write, starts)
+                told = await self._ground.commit(write, collected)
                 metrics.FENCED.of().value += told == "fenced"
                 return told
             except TimeoutError as error:
@@ -212,7 +256,7 @@ class UserTransaction:
         if self._closing is None:
             self._ended = why
             self._stop_the_clock()
-            self._closing = self._tasks.spawn(self._close(), name="end a transaction")
+            self._closing = self.tasks.spawn(self._close(), name="end a transaction")
         return self._closing
 
     async def _close(self) -> None:
@@ -229,4 +273,4 @@ class UserTransaction:
 
 
 async def _nothing() -> None:
-    """Opens a transaction that only starts workflows."""
+    """Opens a transaction that has no statements of its own."""

@@ -48,7 +48,18 @@ async def open_transaction(
         LeadershipLost: We do not hold the seat.
     """
     tenure.require_held()
-    transaction = storage.transaction(limit_s=limit_s)
+    async with rolling_back(storage.transaction(limit_s=limit_s), who=who) as transaction:
+        yield transaction
+
+
+@asynccontextmanager
+async def rolling_back(transaction: messages.Transaction, *, who: str) -> AsyncIterator[messages.Transaction]:
+    """A transaction that is rolled back if the block raises; other commits are refused in the block.
+
+    Args:
+        transaction: The transaction.
+        who: What has it open, for errors of other writes in the block.
+    """
     token = transacting.set(OpenTransaction(who, transaction))
     try:
         yield transaction

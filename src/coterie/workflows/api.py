@@ -237,7 +237,7 @@ async def start_within(transaction: Transaction, here: Client, kind: WorkflowTyp
     """
 
     async def enlist(here: Client, kind: WorkflowType, payload: Any, id: str) -> None:
-        unit = _new(here, kind, payload, id, None, "")
+        unit = new_unit(here, kind, payload, id)
         there = await here.storage.units.get(unit.unit)
         if there is not None:
             require_same(unit, there.digest)
@@ -259,7 +259,7 @@ async def _in_span(work: Callable[..., Coroutine[Any, Any, Any]], here: Client, 
 async def _start(
     here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str
 ) -> UnitStartResult:
-    unit = _new(here, kind, payload, id, parent, waited_as)
+    unit = new_unit(here, kind, payload, id, parent=parent, waited_as=waited_as)
     started = await here.storage.units.start(unit)
     require_same(unit, started.row.digest)
     if started.row.status == "running":
@@ -267,7 +267,14 @@ async def _start(
     return started
 
 
-def _new(here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str) -> UnitStart:
+def new_unit(
+    here: Client, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
+) -> UnitStart:
+    """A run that is to be stored.
+
+    Raises:
+        MalformedMessage: The payload does not fit, or is too large.
+    """
     what = f"payload of workflow {kind.name!r}"
     data = kind.payload.checked(payload, what=what)
     require_small(data, what=what, most_bytes=here.settings.frame_limit)

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from coterie.storage import interface
-from coterie.storage.contracts import activity, executions, incoming_calls, messages, ticks, units
+from coterie.storage.contracts import activity, executions, incoming_calls, messages, ticks, units, user_writes
 from coterie.storage.contracts.payloads import TABLES
 from coterie.storage.encryption.rotation import PLACES
 from coterie.storage.encryption.stores import STORES, EncryptedTransaction
@@ -21,6 +21,7 @@ CONTRACTS: dict[str, type] = {
     "units": units.UnitStore,
     "messages": messages.MessageStore,
     "incoming": incoming_calls.IncomingStore,
+    "user_writes": user_writes.UserWrites,
     "activity": activity.Activity,
 }
 WITHOUT = {"machines", "inspection", "payloads", "schema"}
@@ -68,6 +69,7 @@ def test_each_kind_of_write_is_known_here() -> None:
         (messages.StateChange, {"value"}),
         (messages.Delivery, {"payload"}),
         (messages.MessageRow, {"payload", "reply"}),
+        (user_writes.UnitStarted, {"digest"}),
         (incoming_calls.MovedCall, {"known"}),
         (incoming_calls.MovedStart, {"known"}),
         (incoming_calls.Move, {"digest"}),

@@ -87,7 +87,10 @@ class FakeCalling:
         self.owner = owner
         directory = SimpleNamespace(holder=lambda _: None)
         self.here = SimpleNamespace(
-            directory=directory, settings=Settings.load({"frame_limit": "64KiB"}, environ={}), incarnation="i"
+            commits=SimpleNamespace(is_open=lambda _: False),
+            directory=directory,
+            settings=Settings.load({"frame_limit": "64KiB"}, environ={}),
+            incarnation="i",
         )
         self.routing = self
 

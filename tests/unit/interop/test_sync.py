@@ -381,3 +381,30 @@ async def test_a_client_for_the_life_of_a_web_application(lone: Cluster) -> None
                 return c.kv.get("a"), c.run(loop_here)
 
         assert await asyncio.to_thread(use) == (1, asyncio.get_running_loop())
+
+
+def test_blocking_work_of_a_call_is_done_in_the_thread_that_waits(lone: Cluster) -> None:
+    """A database connection may belong to it. What interrupts that thread meanwhile cancels the call."""
+    ends: list[str] = []
+
+    async def work(do: Callable[[], object]) -> object:
+        try:
+            return await loop_thread.in_waiting_thread(do)
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with lone.sync() as c:
+        assert c.run(lambda: work(threading.get_ident)) == threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            c.run(lambda: work(lambda: 1 // 0))
+        with pytest.raises(KeyboardInterrupt):
+            c.run(lambda: work(interrupt))
+        deadline_s = time.monotonic() + 120
+        while ends != ["cancelled"]:
+            assert time.monotonic() < deadline_s
+            c.run(lambda: asyncio.sleep(0))
+        assert c.run(lambda: work(lambda: "again")) == "again"

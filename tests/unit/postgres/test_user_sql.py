@@ -56,7 +56,8 @@ def ground_of(storage: PostgresStorage) -> PostgresUserSql:
         raise AssertionError("not used")
 
     pool, connector = storage.undertakings.pool, storage._connector
-    return PostgresUserSql(pool, connector, limits=storage._limits, started=nothing, written=nothing)
+    parts: Any = dict.fromkeys(("started", "sent", "written"), nothing)
+    return PostgresUserSql(pool, connector, limits=storage._limits, **parts)
 
 
 def waits_in_commit(server: Server, url: str) -> bool:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from coterie.entities.calls.by_name_server import ByNameServer
     from coterie.entities.definition import EntityType
     from coterie.entities.host.host import Host
+    from coterie.entities.persisted.commit_watcher import CommitWatcher
     from coterie.entities.reference import Call, Stream
     from coterie.kernel.clock import Clock
     from coterie.kernel.random import Random
@@ -81,6 +82,8 @@ class CallerProcess(Protocol):
     def directory(self) -> Directory: ...
     @property
     def state(self) -> State: ...
+    @property
+    def commits(self) -> CommitWatcher: ...
 
 
 class CallIds:

@@ -14,6 +14,7 @@ Promise:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,7 +40,7 @@ from coterie.entities.persisted.outcome import (
 )
 from coterie.entities.persisted.receiver import HandoverKind, handover_of, pack, read_cancelled
 from coterie.entities.persisted.reply import SLICE_S, ReplyWaiter
-from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout
+from coterie.errors import CoterieError, MessageExpired, NotCommitted, PersistenceError, SendTimeout
 from coterie.kernel import spans
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import context_here, refuse_in_transaction
@@ -52,7 +53,7 @@ from coterie.storage.interface import GROUP_MOST
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
     from coterie.entities.calls.client import CallClient
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from coterie.entities.persisted.outcome import ReplyType
     from coterie.entities.reference import Call
     from coterie.entities.rpc import RpcMetrics
+    from coterie.storage.contracts.messages import Transaction
     from coterie.storage.interface import Storage
     from coterie.transport.in_flight import PendingReply
 
@@ -181,9 +183,7 @@ class PersistedSender:
         self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
     ) -> MessageId[Any]:
         """Store a call. Inside a handler, it is stored with the handler's other effects when the handler succeeds."""
-        refuse_far_away(call, at=at, delay_s=delay_s)
-        outer = handling.get()
-        message = self._message(call, entity_type, outer, at=at, delay_s=delay_s)
+        outer, message = handling.get(), self.message(call, entity_type, at=at, delay_s=delay_s)
         if outer is not None and outer.has_begun and not has_ended(outer):
             collected = await self._collect(call, message, outer)
             if collected is not None:
@@ -194,10 +194,66 @@ class PersistedSender:
             if (receipt.due_at - receipt.now).total_seconds() <= AHEAD_S:
                 self._deliver(message, receipt.due_at.timestamp())
         else:
-            require_same(call, message, receipt)
-            if receipt.status == "dead":
-                raise dead(await self._row(receipt.id, until_s=until_s))
+            await self._require_usable(call, message, receipt, until_s=until_s)
         return MessageId(receipt.id)
+
+    # In a transaction of the user
+
+    def message(
+        self, call: Call[Any], entity_type: EntityType[Any], *, at: datetime | None = None, delay_s: float = 0.0
+    ) -> Message:
+        """The message of a call that is sent."""
+        refuse_far_away(call, at=at, delay_s=delay_s)
+        return self._message(call, entity_type, handling.get(), at=at, delay_s=delay_s)
+
+    async def add(self, transaction: Transaction, call: Call[Any], message: Message) -> MessageId[Any]:
+        """Send a message with the commit of a transaction; its owner gets it then.
+
+        Raises:
+            KeyConflict: The key was used before with other arguments.
+        """
+        there = await self._used_before(call, message, transaction.sends)
+        if there is None:
+            transaction.send(message, then=lambda: self._sent_with_commit(call, message))
+        return MessageId(there or message.id)
+
+    async def judged(self, call: Call[Any], message: Message, receipt: Receipt) -> MessageId[Any]:
+        """The id of a message that was stored on a connection of the user, and is not committed yet.
+
+        Raises:
+            KeyConflict: The key was used before with other arguments.
+            MessageDead: The message that has the key is dead.
+        """
+        if receipt.fresh:
+            call.rpc.counted.sent.value += 1
+            if self._calling.time() > self._calling.routing.fresh_until_s:
+                self._calling.routing.refresh_soon()  # by the commit it should be known whom to wake
+        else:
+            until_s = self._calling.time() + self._calling.within_s(call.timeout_s)
+            await self._require_usable(call, message, receipt, until_s=until_s)
+        return MessageId(receipt.id)
+
+    def _sent_with_commit(self, call: Call[Any], message: Message) -> None:
+        call.rpc.counted.sent.value += 1
+        self.hand_over(message)
+
+    async def ask_to_poll(self, seats: Iterable[str]) -> None:
+        """Ask the owners of seats to poll storage, connecting if need be. One that is not reached polls anyway."""
+        directory, seats = self._calling.here.directory, list(seats)
+        if any(directory.holder(seat) is None for seat in seats):
+            with contextlib.suppress(CoterieError):
+                await directory.refresh()
+        owners = {seat: directory.holder(seat) for seat in seats}
+        once = {owner.id: seat for seat, owner in owners.items() if owner is not None}
+        await asyncio.gather(*(self._ask_to_poll(seat) for seat in once.values()))
+
+    async def _ask_to_poll(self, seat: str) -> None:
+        calling, owner = self._calling, self._calling.here.directory.holder(seat)
+        with contextlib.suppress(CoterieError, TimeoutError):
+            if owner is not None and owner.id != calling.here.incarnation and calling.transport is not None:
+                async with asyncio.timeout(_BRING_S):
+                    await calling.transport.connect(peer_of(owner))
+            self.hint(seat)
 
     async def send_many(
         self, calls: Sequence[tuple[Call[Any], EntityType[Any]]], at: datetime | None, delay_s: float
@@ -244,6 +300,8 @@ class PersistedSender:
         until_s = self._calling.time() + within_s
         row = await self._replies.find(message_id, until_s=until_s)
         if row is None:
+            if self._calling.here.commits.is_open(message_id):
+                raise NotCommitted(message_id=message_id)
             row = await self._came_in(message_id, until_s=until_s, within_s=within_s)
         rpc = rpc_of(row.entity_type, row.method)
         if row.status != "pending":
@@ -332,7 +390,7 @@ class PersistedSender:
 
     async def _stored(self, call: Call[Any], message: Message, *, until_s: float) -> Receipt:
         """Store a call's message; retry under the same id until the deadline while the database is unreachable."""
-        refuse_in_transaction(call)
+        refuse_in_transaction(call, instead="or send it with via= and what the block gave")
         try:
             receipt = await self._storage.messages.insert(message)
         except PersistenceError as error:
@@ -370,25 +428,41 @@ class PersistedSender:
         A key that was used before is looked up now: in the commit it would be a conflict [M6].
         """
         effects = effects_of(outer)
-        sends = effects.sends
-        if message.key is not None:
-            same = next((each for each in sends if _has_same_key(each, message)), None)
-            if same is not None and same.digest != message.digest:
-                raise conflict(call, message, same.id)
-            found = await self._storage.messages.find(
-                message.entity_type, message.entity_id, message.method, message.key
-            )
-            if found is not None:
-                require_same(call, message, found)
-            if same is not None or found is not None:
-                return MessageId(same.id if same is not None else found.id if found is not None else "")
+        there = await self._used_before(call, message, effects.sends)
+        if there is not None:
+            return MessageId(there)
         if not effects.is_open:
             return None
         if message.delay_s:
             due_at = to_datetime(int((self._storage_now_s() + message.delay_s) * 1e9))
             message = msgspec.structs.replace(message, due_at=due_at, delay_s=0.0)
-        sends.append(message)
+        effects.sends.append(message)
         return MessageId(message.id)
+
+    async def _used_before(self, call: Call[Any], message: Message, sends: Sequence[Message]) -> str | None:
+        """The id of the message that has the same key: one of those to be sent with the same commit, or a stored one.
+
+        Raises:
+            KeyConflict: It has other arguments.
+        """
+        if message.key is None:
+            return None
+        same = next((each for each in sends if _has_same_key(each, message)), None)
+        if same is not None:
+            if same.digest != message.digest:
+                raise conflict(call, message, same.id)
+            return same.id
+        found = await self._storage.messages.find(message.entity_type, message.entity_id, message.method, message.key)
+        if found is None:
+            return None
+        require_same(call, message, found)
+        return found.id
+
+    async def _require_usable(self, call: Call[Any], message: Message, found: Receipt, *, until_s: float) -> None:
+        """Refuse a key whose message has other arguments, or is dead."""
+        require_same(call, message, found)
+        if found.status == "dead":
+            raise dead(await self._row(found.id, until_s=until_s))
 
     async def _row(self, message_id: str, *, until_s: float) -> MessageRow:
         row = await self._replies.find(message_id, until_s=until_s)

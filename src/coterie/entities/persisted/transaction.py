@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from coterie.entities.host.work import handling
 from coterie.entities.persisted.commit import effects_of
 
 if TYPE_CHECKING:
@@ -64,6 +65,13 @@ class TransactionBlock:
     async def fetch(self, sql: str, /, *params: Any) -> Sequence[Mapping[str, Any]]:
         """Run a statement. Returns its rows, by column name."""
         return await self._opened.fetch(sql, *params)
+
+    def require_here(self) -> None:
+        """Refuse to send in it from anywhere but its block."""
+        if self._transaction is None or handling.get() is not self._work:
+            raise RuntimeError(
+                f"via is a transaction of {self._work.target}: only that can send in it, inside its block"
+            )
 
     @property
     def _opened(self) -> messages.Transaction:

@@ -282,8 +282,18 @@ class Transaction(Protocol):
         """
         ...
 
-    async def commit(self, write: Commit) -> Committed:
-        """Commit with the handler's own writes; any result but "written" means rolled back.
+    def send(self, message: Message, *, then: Callable[[], object]) -> None:
+        """Send a message with the commit; `then` is called after that. Its key must not be that of another one of
+        `sends`."""
+        ...
+
+    @property
+    def sends(self) -> Sequence[Message]:
+        """The messages that it sends so far."""
+        ...
+
+    async def commit(self, write: Commit | None) -> Committed:
+        """Commit with the handler's own writes, if there are any; any result but "written" means rolled back.
 
         The workflows, the fence and the messages are the last statements before the commit [M3]. A commit whose
         outcome is unknown raises; `MessageStore.commit` of the same write then tells: "gone" for a message that this
@@ -291,6 +301,7 @@ class Transaction(Protocol):
 
         Raises:
             KeyConflict: There is a run with the id of a workflow that it starts, and another payload.
+            PersistenceError: Among others: a key of `sends` was used meanwhile.
         """
         ...
 

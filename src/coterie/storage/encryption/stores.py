@@ -8,17 +8,19 @@ from coterie.settings.payload_keys import key_bytes
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.encryption.cipher import Keyring
 from coterie.storage.encryption.incoming_calls import EncryptedIncoming
-from coterie.storage.encryption.messages import EncryptedMessages, encrypted_commit
+from coterie.storage.encryption.messages import EncryptedMessages, encrypted_commit, encrypted_message
 from coterie.storage.encryption.reports import EncryptedActivity, EncryptedExecutions, EncryptedTicks
 from coterie.storage.encryption.units import EncryptedUnits, encrypted_start
+from coterie.storage.encryption.user_writes import EncryptedUserWrites
 from coterie.storage.encryption.values import EncryptedKv, EncryptedStates, encrypted_save
+from coterie.storage.user_transaction import OpenedTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from coterie.kernel.random import Random
     from coterie.settings import Settings
-    from coterie.storage.contracts.messages import Committed, Transaction
+    from coterie.storage.contracts.messages import Committed, Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.encryption.values import EncryptedStore
     from coterie.storage.interface import StateSave, Storage
@@ -31,6 +33,7 @@ STORES: dict[str, type[EncryptedStore[Any]]] = {
     "units": EncryptedUnits,
     "messages": EncryptedMessages,
     "incoming": EncryptedIncoming,
+    "user_writes": EncryptedUserWrites,
     "activity": EncryptedActivity,
 }
 """The stores of a `Storage` with payloads. The others have none."""
@@ -49,19 +52,21 @@ def encrypt(storage: Storage, settings: Settings, chance: Random) -> None:
         setattr(storage, name, kind(getattr(storage, name), keyring))
     begin: Any = storage.transaction
 
-    def transaction(*, limit_s: float) -> Transaction:
+    def transaction(*, limit_s: float) -> EncryptedTransaction:
         return EncryptedTransaction(begin(limit_s=limit_s), keyring)
 
     vars(storage)["transaction"] = transaction
     storage.keyring = keyring
 
 
-class EncryptedTransaction:
+class EncryptedTransaction(OpenedTransaction):
     """The user's own SQL as it is, with encrypted writes of coterie. See `contracts.messages.Transaction`."""
 
-    def __init__(self, inner: Transaction, keyring: Keyring) -> None:
+    def __init__(self, inner: OpenedTransaction, keyring: Keyring) -> None:
+        self.tasks = inner.tasks
         self._inner = inner
         self._keyring = keyring
+        self._sends: list[Message] = []
 
     async def execute(self, sql: str, /, *params: Any) -> int:
         """Return the number of rows changed."""
@@ -75,13 +80,23 @@ class EncryptedTransaction:
         """Start a workflow with the commit."""
         self._inner.start(encrypted_start(start, self._keyring), then=then)
 
-    async def commit(self, write: Commit | StateSave) -> Committed:
-        """Commit with the handler's, or the leader's, own writes."""
-        stored: Any = (
-            encrypted_commit(write, self._keyring)
-            if isinstance(write, Commit)
-            else encrypted_save(write, self._keyring)
-        )
+    @property
+    def sends(self) -> Sequence[Message]:
+        """The messages that it sends so far, as they were given; raises if nothing can be added any more."""
+        return self._sends if self._inner.sends else ()
+
+    def send(self, message: Message, *, then: Callable[[], object]) -> None:
+        """Send a message with the commit."""
+        self._inner.send(encrypted_message(message, self._keyring), then=then)
+        self._sends.append(message)
+
+    async def commit(self, write: Commit | StateSave | None) -> Committed:
+        """Commit with the handler's, or the leader's, own writes, if there are any."""
+        stored: Any = write
+        if isinstance(write, Commit):
+            stored = encrypted_commit(write, self._keyring)
+        elif write is not None:
+            stored = encrypted_save(write, self._keyring)
         return await self._inner.commit(stored)
 
     async def rollback(self) -> None:

@@ -29,7 +29,8 @@ from coterie.storage.postgres.states import PostgresExecutions, PostgresStates
 from coterie.storage.postgres.ticks import PostgresTicks
 from coterie.storage.postgres.units import PostgresUnits
 from coterie.storage.postgres.user_sql import PostgresTransactions
-from coterie.storage.postgres.writer import PostgresWriter
+from coterie.storage.postgres.user_writes import PostgresUserWrites
+from coterie.storage.postgres.writer import APART_MOST, PostgresWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie")
 
-_BESIDE_POOLS = 6
-"""Sessions that a process may have beside the pools for work and users' transactions: the writer's, the lease's, and
-room for replacements of dropped ones."""
+_BESIDE_POOLS = 6 + APART_MOST
+"""Sessions that a process may have beside the pools for work and users' transactions: the writer's, those of writes
+that wait for a key, the lease's, and room for replacements of dropped ones."""
 
 _PAUSE_S = 1.0
 """The pause between two rounds of tries to reach a server."""
@@ -102,7 +103,7 @@ class PostgresStorage(Storage):
         self._committer = PostgresWriter(
             self._connector, cluster=settings.name, chance=chance, limits=self._limits, audit=settings.audit
         )
-        self.writer = GroupWriter(self._committer.commit, supervisor=supervisor)
+        self.writer = GroupWriter(self._committer.commit, apart=self._committer.write_apart, supervisor=supervisor)
         self.pool = Pool(self._connector, size=settings.pool_size, chance=chance, limits=self._limits)
         parts: Any = {"cluster": settings.name, "pool": self.pool, "writer": self.writer, "origin": self._origin}
         self.kv = PostgresKv(**parts)
@@ -116,6 +117,7 @@ class PostgresStorage(Storage):
         self.activity = PostgresActivity(**parts)
         self.incoming = PostgresIncoming(**parts)
         self.payloads = PostgresPayloads(**parts)
+        self.user_writes = PostgresUserWrites(cluster=settings.name, pool=self.pool)
         self.undertakings = PostgresTransactions(
             self._connector,
             size=settings.pool_size,
@@ -123,6 +125,7 @@ class PostgresStorage(Storage):
             chance=chance,
             tasks=self.tasks,
             started=self.units.require_started,
+            sent=self._committer.require_sent,
             written=self._committer.write,
             alone=self.writer.write,
         )
@@ -161,6 +164,7 @@ class PostgresStorage(Storage):
         """Use another incarnation from now on: sessions under the old name are closed."""
         self._connector.rename(incarnation)
         self.pool.rename()
+        self._committer.rename()
         self.undertakings.pool.rename()
 
     async def view(self) -> ClusterSnapshot:

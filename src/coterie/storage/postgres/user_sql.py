@@ -24,7 +24,7 @@ from coterie.storage.postgres.connector import local_settings, session_settings
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, loss, refusal
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.session import deadline
-from coterie.storage.user_transaction import UNDONE, SqlResult, UserTransaction
+from coterie.storage.user_transaction import UNDONE, Collected, SqlResult, UserTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from coterie.errors import Outcome
     from coterie.kernel.random import Random
     from coterie.kernel.service import Tasks
-    from coterie.storage.contracts.messages import Commit, Committed
+    from coterie.storage.contracts.messages import Commit, Committed, Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.postgres.connector import ConnectionLimits, Connector
     from coterie.storage.postgres.session import PostgresSession
 
     Fetch = Callable[..., Awaitable[Any]]
     Started = Callable[[Fetch, Sequence[UnitStart]], Awaitable[None]]
+    Sent = Callable[[Fetch, Sequence[Message]], Awaitable[None]]
     Written = Callable[[Fetch, Commit], Awaitable[Committed]]
 
 
@@ -109,6 +110,7 @@ class PostgresTransactions:
         chance: For the pool.
         tasks: Runs rollbacks in the background.
         started: Stores workflows, using the given fetch function.
+        sent: Stores messages, likewise.
         written: Runs the statements of a handler's writes, using the given fetch function. Returns the result.
         alone: Commits a handler's writes without a user transaction.
     """
@@ -122,6 +124,7 @@ class PostgresTransactions:
         chance: Random,
         tasks: Tasks,
         started: Started,
+        sent: Sent,
         written: Written,
         alone: Callable[[Commit], Awaitable[Committed]],
     ) -> None:
@@ -130,13 +133,19 @@ class PostgresTransactions:
         self._limits = limits
         self._tasks = tasks
         self._started = started
+        self._sent = sent
         self._written = written
         self._alone = alone
 
     def open(self, *, limit_s: float) -> UserTransaction:
         """Return a transaction, not begun yet."""
         ground = PostgresUserSql(
-            self.pool, self._connector, limits=self._limits, started=self._started, written=self._written
+            self.pool,
+            self._connector,
+            limits=self._limits,
+            started=self._started,
+            sent=self._sent,
+            written=self._written,
         )
         what = self._connector.address
         return UserTransaction(ground, what=what, limit_s=limit_s, tasks=self._tasks, alone=self._alone)
@@ -149,12 +158,20 @@ class PostgresUserSql:
     """
 
     def __init__(
-        self, pool: Pool, connector: Connector, *, limits: ConnectionLimits, started: Started, written: Written
+        self,
+        pool: Pool,
+        connector: Connector,
+        *,
+        limits: ConnectionLimits,
+        started: Started,
+        sent: Sent,
+        written: Written,
     ) -> None:
         self._pool = pool
         self._connector = connector
         self._limits = limits
         self._started = started
+        self._sent = sent
         self._written = written
         self._lent = AsyncExitStack()
         self._session: PostgresSession | None = None
@@ -191,10 +208,10 @@ class PostgresUserSql:
             raise PersistenceError(doing=self._doing, problem="the statement ended the transaction", outcome="unknown")
         return SqlResult([dict(row) for row in rows], changed(tag))
 
-    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
         """Commit; the workflows, the fence and the messages are the last statements before it [M3]."""
         async with asyncio.timeout_at(self._over):
-            told = await self._write(write, starts)
+            told = await self._write(write, collected)
         if told == "written":
             with self._told(lost="unknown"):
                 await self._open.execute("commit", over=self._patience())
@@ -224,7 +241,7 @@ class PostgresUserSql:
         begin = session.opening or "begin isolation level read committed"
         return "; ".join([begin, *(f"set local {setting}" for setting in settings)])
 
-    async def _write(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
+    async def _write(self, write: Commit | None, collected: Collected) -> Committed:
         session = self._open
         ours = local_settings("writer", application=session.name, limits=self._limits)
         with self._told():
@@ -232,9 +249,12 @@ class PostgresUserSql:
             script = f"set local role to default; {ours}; set local statement_timeout = {self._left_ms()}"
             await session.execute(script, over=self._over)
             fetch = partial(session.fetch, over=self._over)
-            if starts:  # before the fence: a concurrent start of the same run waits without the seat's lock
-                await self._started(fetch, starts)
-            return await self._written(fetch, write)
+            # Before the fence: who waits for a concurrent start, or for a key, has not locked the seat yet.
+            if collected.starts:
+                await self._started(fetch, collected.starts)
+            if collected.sends:
+                await self._sent(fetch, collected.sends)
+            return "written" if write is None else await self._written(fetch, write)
 
     async def _renew(self, session: PostgresSession) -> None:
         over = self._patience()

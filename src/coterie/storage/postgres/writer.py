@@ -18,10 +18,13 @@ import asyncpg
 from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.contracts.messages import Insert
+from coterie.storage.group_commit import WriteBlocked
 from coterie.storage.postgres.batch import messages as message_batch
 from coterie.storage.postgres.batch import plan, single
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, describe, judge, loss, refusal
+from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.session import deadline
+from coterie.storage.user_transaction import overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,8 +50,15 @@ _AT_LENGTH: dict[str, plan.Shape] = {
 
 _UNTOLD = _AT_LENGTH.keys() | {"insert_messages", "insert_message", "add_message"}
 
+_KEY_WAIT = "50ms"
+"""How long a group waits for a key that another transaction has stored and not committed: that may be a user's."""
+
 AGAIN_MOST = 4
 """Tries of a group that met a deadlock or, for a lone write, a lock, before it is refused."""
+
+
+APART_MOST = 4
+"""Sessions for writes that wait for a key."""
 
 
 class PostgresWriter:
@@ -71,6 +81,7 @@ class PostgresWriter:
         self._chance = chance
         self._limits = limits
         self._session: PostgresSession | None = None
+        self._apart = Pool(connector, size=APART_MOST, chance=chance, limits=limits)
         self._down = False
         self._doing = f"write to {connector.address}"
 
@@ -78,8 +89,13 @@ class PostgresWriter:
         """Take over a writer session that was opened elsewhere."""
         self._session = session
 
+    def rename(self) -> None:
+        """Close the sessions of writes that wait, under the connector's old name."""
+        self._apart.rename()
+
     async def close(self) -> None:
-        """Close the session."""
+        """Close the sessions."""
+        await self._apart.close()
         if self._session is not None:
             await self._session.close()
 
@@ -107,9 +123,41 @@ class PostgresWriter:
                     raise failure from lost
             except DatabaseRefusal as error:
                 failure = refusal(error, doing=self._doing)
+                if len(writes) == 1 and judge(error) == "locked" and message_batch.has_key(writes[0]):
+                    raise WriteBlocked from error
                 if not self._worth_another_try(error, tries=tries, alone=len(writes) == 1, over=over):
                     raise failure from error
             await asyncio.sleep(self._chance.between(0.001, 0.005 * 2 ** min(tries, 5)))
+
+    async def write_apart(self, write: Write) -> Any:
+        """Return the result of a write that waits for another transaction, perhaps for long: on a session of its own.
+
+        Raises:
+            PersistenceError: With the outcome.
+        """
+        over = deadline(self._limits.call_s)
+        while True:
+            try:
+                async with self._apart.session(over=over) as session:
+                    return await self.write(partial(session.fetch, over=over), write)
+            except Lost as lost:
+                raise loss(lost, doing=self._doing, outcome="unknown" if lost.sent else "unreachable") from lost
+            except DatabaseRefusal as error:
+                # An insert holds nothing while it waits; the commit of a handler holds its seat.
+                is_patient = judge(error) == "again" or (judge(error) == "locked" and isinstance(write, Insert))
+                if not is_patient or deadline(self._limits.call_s / 2) >= over:  # a try needs time to wait and answer
+                    raise refusal(error, doing=self._doing) from error
+
+    async def require_sent(self, fetch: Fetch, messages: Sequence[Message]) -> None:
+        """Store messages inside a user's transaction, which `fetch` uses.
+
+        Raises:
+            PersistenceError: One of them has a key that is taken.
+        """
+        inserts = [Insert(message) for message in messages]
+        rows = await fetch(SQL["insert_messages"], self._cluster, *message_batch.values("insert_messages", inserts))
+        if len(rows) < len(messages):
+            raise overtaken()
 
     async def write(self, fetch: Fetch, write: Write) -> Any:
         """Return the result of one write inside a user's transaction, which `fetch` uses."""
@@ -132,7 +180,9 @@ class PostgresWriter:
             return self._run_alone(session, shape, writes, over=over)
         buckets = plan.fold(writes)
         if len(buckets) == 1 and not (self._audit and buckets[0].shape in plan.FENCED):
-            return self._written(partial(session.fetch, over=over), buckets[0], writes)  # in their order
+            return self._written(
+                partial(session.fetch, over=over), buckets[0], writes, limit=_KEY_WAIT
+            )  # in their order
         return self._run_all(session, buckets, writes, over=over)
 
     async def _run_alone(
@@ -142,7 +192,8 @@ class PostgresWriter:
         take, read = single.WAYS[shape]
         rows: Sequence[Any]
         try:
-            rows = await session.fetch(SQL[shape], self._cluster, *take(writes[0]), over=over)
+            given = message_batch.limited(shape, take(writes[0]), _KEY_WAIT)
+            rows = await session.fetch(SQL[shape], self._cluster, *given, over=over)
         except asyncpg.UniqueViolationError:
             if shape not in plan.ADDING:
                 raise
@@ -161,16 +212,20 @@ class PostgresWriter:
 
         async def fill(fetch: Fetch) -> None:
             for bucket in buckets:
-                found = await self._written(fetch, bucket, writes)
+                found = await self._written(fetch, bucket, writes, limit=_KEY_WAIT)
                 for place, result in zip(bucket.places, found, strict=True):
                     outcome[place] = result
 
         await session.transact(fill, over=over)
         return outcome
 
-    async def _written(self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write]) -> list[Any]:
-        """The results of one statement's writes."""
-        rows = await fetch(SQL[bucket.shape], self._cluster, *plan.values(bucket, writes))
+    async def _written(
+        self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write], *, limit: str | None = None
+    ) -> list[Any]:
+        """The results of one statement's writes. `limit` is that of the wait for a key; None: that of the session."""
+        given = plan.values(bucket, writes)
+        given = given if limit is None else message_batch.limited(bucket.shape, given, limit)
+        rows = await fetch(SQL[bucket.shape], self._cluster, *given)
         found = plan.results(bucket, writes, rows)
         if bucket.shape in _UNTOLD and None in found:
             await self._complete(fetch, bucket, writes, found)

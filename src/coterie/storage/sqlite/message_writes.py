@@ -15,6 +15,7 @@ from coterie.storage.contracts.messages import Receipt
 from coterie.storage.sqlite import messages, states
 from coterie.storage.sqlite.messages import SQL, Error
 from coterie.storage.sqlite.store import LAST_NS, bindings, later_ns, write_rows
+from coterie.storage.user_transaction import overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,17 @@ def insert(connection: apsw.Connection, scope: Scope, writes: Sequence[Insert]) 
         )
         for write, row in zip(writes, rows, strict=True)
     ]
+
+
+def require_sent(connection: apsw.Connection, scope: Scope, messages: Sequence[Message]) -> None:
+    """Store the messages that a user's transaction sends.
+
+    Raises:
+        PersistenceError: One of them has a key that is taken.
+    """
+    if _is_taken(connection, scope, [message for message in messages if message.key is not None]):
+        raise overtaken()
+    write_rows(connection, SQL["insert"], _same(scope), [_row(scope, message) for message in messages])
 
 
 def commit(connection: apsw.Connection, scope: Scope, writes: Sequence[Commit]) -> list[Committed] | None:

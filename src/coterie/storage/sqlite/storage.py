@@ -12,6 +12,7 @@ from coterie.storage.contracts.incoming_calls import NoIncomingCalls
 from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.contracts.ticks import TickClaim, TickNote
 from coterie.storage.contracts.units import StepWrite, UnitEnd
+from coterie.storage.contracts.user_writes import NoUserWrites
 from coterie.storage.group_commit import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, KvPut, KvRemove, KvSwap, StateSave, Storage
 from coterie.storage.sqlite import kv, message_writes, schema, states, tick_writes, unit_writes, units
@@ -41,11 +42,10 @@ if TYPE_CHECKING:
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
     from coterie.storage.contracts.messages import Message
-    from coterie.storage.contracts.units import UnitStart
     from coterie.storage.interface import ClusterSnapshot, Write
     from coterie.storage.sqlite.file.witness import Witness
     from coterie.storage.sqlite.ownership import SqliteOwnership
-    from coterie.storage.user_transaction import UserTransaction
+    from coterie.storage.user_transaction import Collected, UserTransaction
 
     Handler = Callable[..., Sequence[Any] | None]
 
@@ -113,6 +113,7 @@ class SqliteStorage(Storage):
         self.activity = SqliteActivity(self._main, **parts)
         self.incoming = NoIncomingCalls()
         self.payloads = SqlitePayloads(self._main, **parts)
+        self.user_writes = NoUserWrites(self.address)
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write
         )
@@ -222,9 +223,12 @@ class SqliteStorage(Storage):
     def _scope(self) -> Scope:
         return Scope(self._cluster, self._clock.wall_ns(), self._audit)
 
-    def _run_in_transaction(self, connection: apsw.Connection, write: Write, starts: Sequence[UnitStart]) -> Any:
+    def _run_in_transaction(self, connection: apsw.Connection, write: Write | None, collected: Collected) -> Any:
         """Run the writes with which a user's transaction is committed."""
-        units.require_started(connection, self._scope(), starts)
+        units.require_started(connection, self._scope(), collected.starts)
+        message_writes.require_sent(connection, self._scope(), collected.sends)
+        if write is None:
+            return "written"
         results = _HANDLERS[type(write)](connection, self._scope(), [write])
         assert results is not None
         return results[0]

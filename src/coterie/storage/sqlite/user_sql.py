@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import CoterieError, PersistenceError, ShuttingDown
 from coterie.storage.sqlite.executor import ThreadExecutor
 from coterie.storage.sqlite.user_sql_draft import Draft, Rehearsal
-from coterie.storage.user_transaction import SqlResult, TransactionEngine, UserTransaction
+from coterie.storage.user_transaction import Collected, SqlResult, TransactionEngine, UserTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
     from coterie.kernel.service import Tasks
     from coterie.storage.contracts.messages import Commit, Committed
-    from coterie.storage.contracts.units import UnitStart
     from coterie.storage.sqlite.database import Patience, SqliteDatabase
     from coterie.storage.sqlite.user_sql_draft import StatementResult
 
-    Written = Callable[[apsw.Connection, Commit, Sequence[UnitStart]], Committed]
+    Written = Callable[[apsw.Connection, Commit | None, Collected], Committed]
 
 AT_ONCE = 4
 """Concurrent transactions: only one can write, so more would mostly wait; each has a thread and a connection."""
@@ -127,9 +126,9 @@ class FileUserSql:
         """Run a statement."""
         return named(await self._thread.run(lambda draft: draft.run(sql, params)))
 
-    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
-        """Commit with the workflows and the handler's writes, under the lock."""
-        return await self._thread.run(lambda draft: draft.commit(lambda c: self._written(c, write, starts)))
+    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+        """Commit with what was collected and the handler's writes, under the lock."""
+        return await self._thread.run(lambda draft: draft.commit(lambda c: self._written(c, write, collected)))
 
     async def close(self) -> None:
         """Roll back what is open. The thread is kept for reuse."""
@@ -168,11 +167,11 @@ class MemoryUserSql:
         rehearsal = self._rehearsal
         return named(await self._database.transact(lambda c: rehearsal.run(c, sql, params), doing=self._doing))
 
-    async def commit(self, write: Commit, starts: Sequence[UnitStart]) -> Committed:
-        """Run all statements, the workflows and the handler's writes in one transaction."""
+    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+        """Run all statements, what was collected and the handler's writes in one transaction."""
         rehearsal, written = self._rehearsal, self._written
         return await self._database.transact(
-            lambda c: rehearsal.commit(c, lambda c: written(c, write, starts)), doing=self._doing
+            lambda c: rehearsal.commit(c, lambda c: written(c, write, collected)), doing=self._doing
         )
 
     async def close(self) -> None:

@@ -25,6 +25,9 @@ SingleShape = Literal["insert_message", "add_message", "end_message"]
 MESSAGE = (
     "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
 )  # fmt: skip
+KEYED = frozenset({"insert_messages", "insert_message", "commit_handlers"})
+"""Statements that store keys. Their last value limits the wait for one, as text; None: the limit of the session."""
+
 _KEY = attrgetter("entity_type", "entity_id", "method", "key")
 _SHAPES = frozenset(get_args(Shape))
 _message: Callable[[Message], tuple[Any, ...]] = attrgetter(*MESSAGE)
@@ -73,15 +76,33 @@ def columns_of(messages: Sequence[Message]) -> list[list[Any]]:
 def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
     """The arrays that the statement takes, after the cluster's name and, if fenced, the claims."""
     if shape == "insert_messages":
-        messages = sorted((write.message for write in cast("Sequence[Insert]", writes)), key=_order)
-        return columns_of(messages)
+        return [*columns([write.message for write in cast("Sequence[Insert]", writes)]), None]
     if shape == "set_back":
         failed = cast("Sequence[Setback]", writes)
-        columns = [[getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")]
-        return [*columns[:2], [storable(write.error) for write in failed], columns[2]]
+        ids, attempts, again_s = (
+            [getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")
+        )
+        return [ids, attempts, [storable(write.error) for write in failed], again_s]
     ended = cast("Sequence[Commit]", writes)
     ends = [[write.message for write in ended], [write.reply for write in ended]]
-    return [*ends, *_changes(ended), *_sends(ended)] if shape == "commit_handlers" else ends
+    return [*ends, *_changes(ended), *_sends(ended), None] if shape == "commit_handlers" else ends
+
+
+def columns(messages: Sequence[Message]) -> list[list[Any]]:
+    """The arrays that store messages, in the order in which their keys are locked."""
+    return columns_of(sorted(messages, key=_order))
+
+
+def limited(shape: str, given: Sequence[Any], limit: str) -> Sequence[Any]:
+    """The values of a statement, which stores keys if it is one of `KEYED`, with a limit of its wait for each."""
+    return [*given[:-1], limit] if shape in KEYED else given
+
+
+def has_key(write: object) -> bool:
+    """Whether a write stores a key, which an open transaction of another session may hold."""
+    if isinstance(write, Insert):
+        return write.message.key is not None
+    return isinstance(write, Commit) and any(message.key is not None for message in write.sends)
 
 
 def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
@@ -102,7 +123,7 @@ def sought(messages: Sequence[Message]) -> list[list[Any]]:
 def receipt(row: Iterable[Any], *, mine: str | None = None) -> Receipt:
     """The receipt of a stored message; fresh if it is the sender's own, from an earlier try."""
     id_, due_at, now, status, digest, reply = row
-    return Receipt(id_, id_ == mine, due_at, now, STATUSES[status], digest, reply)
+    return Receipt(id_, id_ == mine, due_at, now, STATUSES[status], bytes(digest), reply)
 
 
 def _fresh(message: Message, due_at: Any, now: Any) -> Receipt:
@@ -142,7 +163,7 @@ def _end(write: Commit) -> tuple[Any, ...]:
 
 
 SINGLE: dict[str, Way] = {
-    "insert_message": (lambda write: _message(write.message), lambda write, row: _fresh(write.message, *row)),
+    "insert_message": (lambda write: (*_message(write.message), None), lambda write, row: _fresh(write.message, *row)),
     "add_message": (lambda write: _plain(write.message), lambda write, row: _fresh(write.message, row[0], row[0])),
     "end_message": (_end, lambda _, row: row[0]),
 }

@@ -53,3 +53,10 @@ held as materialized (
     where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
     for key share of r for share of s
 )
+
+-- name: here
+-- Which database this is, wherever it is asked: on a connection of a user it must be the cluster's own.
+here as materialized (
+    select (select system_identifier from pg_catalog.pg_control_system())::text || '/' ||
+        (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())::text as database
+)

@@ -9,7 +9,8 @@
 
 -- name: insert_messages
 -- Store messages, except those whose id or key exists already. Those with keys come first, in the order of their
--- keys.
+-- keys. $13 limits the wait for another transaction that has stored a key and is open, as one of a user may be for long
+-- (`via=`): it is set for the rest of this transaction, where a key is stored.
 insert into coterie.messages
     (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
 select
@@ -19,6 +20,7 @@ from unnest(
     $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[], $10::text[],
     $11::timestamptz[], $12::float8[]
 ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
+where u.key is null or $13::text is null or set_config('lock_timeout', $13, true) is not null
 on conflict do nothing
 returning id, due_at, sent_at;
 
@@ -26,10 +28,10 @@ returning id, due_at, sent_at;
 -- As `insert_messages`, for one that is alone in its group: without arrays.
 insert into coterie.messages
     (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
-values (
-    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, statement_timestamp(),
+select
+    $1, $2, $3, $4, $5, $6, $7::bytea, $8, $9::bytea, $10, statement_timestamp(),
     coalesce($11::timestamptz, statement_timestamp() + make_interval(secs => $12::float8))
-)
+where $8::text is null or $13::text is null or set_config('lock_timeout', $13, true) is not null
 on conflict do nothing
 returning due_at, sent_at;
 
@@ -53,6 +55,29 @@ cross join lateral (
     where cluster = $1 and entity_type = u.entity_type and entity_id = u.entity_id and method = u.method and key = u.key
     limit 1
 ) as m;
+
+-- name: insert_via
+-- As `insert_messages`, in a transaction of the user, on the user's connection: with its search path, settings and rights.
+-- Stores nothing in another database than the cluster's, if that is given. Returns the database, the transaction, and
+-- what was stored.
+with /* include here */, stored as (
+    insert into coterie.messages
+        (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
+    select
+        $1::text, u.id, u.seat, u.entity_type, u.entity_id, u.method, u.payload, u.key, u.digest, u.trace_id,
+        statement_timestamp(), coalesce(u.due_at, statement_timestamp() + make_interval(secs => u.delay_s))
+    from here cross join unnest(
+        $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[], $10::text[],
+        $11::timestamptz[], $12::float8[]
+    ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
+    where here.database = coalesce($13::text, here.database)
+    on conflict do nothing
+    returning id, due_at, sent_at
+)
+select
+    here.database, case when s.id is not null then pg_current_xact_id()::text end as transaction, s.id,
+    extract(epoch from s.due_at)::float8 as due_s, extract(epoch from s.sent_at)::float8 as now_s
+from here left join stored as s on true;
 
 -- name: end_messages
 -- End messages with their replies. Returns the result of each member, by number.
@@ -174,6 +199,7 @@ with items as materialized (
         statement_timestamp(), coalesce(s.due_at, statement_timestamp() + make_interval(secs => s.delay_s))
     from sends as s join judged as j on j.n = s.n
     where j.outcome is null
+        and (s.key is null or $22::text is null or set_config('lock_timeout', $22, true) is not null) -- see above
     order by s.entity_type, s.entity_id, s.method, s.key, s.id
     on conflict do nothing
     returning id

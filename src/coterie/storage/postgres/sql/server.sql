@@ -66,3 +66,21 @@ from pg_roles where rolname = $1;
 -- name: lock_migrations
 -- One process at a time changes the schema; the lock goes with the transaction.
 select pg_advisory_xact_lock($1);
+
+-- name: database
+-- Which database this is.
+with /* include here */
+select database from here;
+
+-- name: ended
+-- Which of these transactions have ended, and how; null: too long ago to be known. One that this server has not begun, as
+-- after a failover, counts as open.
+select id, status
+from (
+    select t.id, case
+        when t.id::xid8 < pg_snapshot_xmax(pg_current_snapshot()) then pg_xact_status(t.id::xid8)
+        else 'in progress'
+    end as status
+    from unnest($1::text[]) as t (id)
+) as asked
+where status is distinct from 'in progress';

@@ -367,6 +367,27 @@ where $9::text is null or exists (select from parent)
 on conflict (cluster, unit) do nothing
 returning u.*, 0::bigint as steps;
 
+-- name: start_via
+-- As `start_unit` without a parent, in a transaction of the user, on the user's connection: see `insert_via`.
+with /* include here */, begun as (
+    insert into coterie.units (
+        cluster, unit, kind, name, id, seat, status, started_at, changed_at, payload, digest, version, life
+    )
+    select
+        $1::text, $2::text, 'workflow', $3::text, $4::text, $5::text, 'running', clock_timestamp(), clock_timestamp(),
+        $6::bytea, $7::bytea, $8::text, $9::bigint
+    from here
+    where here.database = coalesce($10::text, here.database)
+    on conflict (cluster, unit) do nothing
+    returning unit
+)
+select here.database, case when b.unit is not null then pg_current_xact_id()::text end as transaction
+from here left join begun as b on true;
+
+-- name: digest_of_unit
+-- The digest of a unit's payload, for a start that finds the run there.
+select digest from coterie.units where cluster = $1::text and unit = $2::text;
+
 -- name: get_unit
 -- A unit.
 select u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
