@@ -79,6 +79,8 @@ async def test_what_sql_sends_stands_nowhere_once_it_is_moved(postgres_url: str,
         assert await program.cluster.workflow_handle(program.keep, "r1").result() == MARK
         (dead,) = await program.until_dead(1)
         assert "text" in dead.errors[0].error
+        stored = await sql("select errors -> 0 ->> 'error' from coterie.messages where id = $1", dead.id)
+        assert stored.startswith("encrypted:k1:"), "it may cite an argument"
         assert await columns_with(postgres_url, MARK) == set()
 
 
