@@ -24,7 +24,7 @@ from tests.support.postgres import Server
 from bench import durable_prototype, finished, peers
 from bench.measure import Row, compare, compare_alone
 from bench.ownership import Limit
-from coterie import Cluster, Entity, rpc
+from coterie import Cluster, Encrypted, Entity, rpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -71,7 +71,7 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
     for engine in ("postgres", "sqlite"):
         async with databases(engine) as (url, _), client(url) as cluster:
             many = partial(compare, callers=IN_FLIGHT, rounds=rounds, seconds=seconds * 2)
-            echo, count = _spread(cluster, Echo, "echo"), _spread(cluster, Counter, "count")
+            echo, count = spread(cluster, Echo, "echo"), spread(cluster, Counter, "count")
             async with _commit(_beside(url)) as commit:  # first: what many leave behind is cleared away for a while
                 times = int(300 * seconds)
                 yield await compare_alone(
@@ -119,14 +119,16 @@ def _beside(url: str) -> str:
 
 
 @asynccontextmanager
-async def client(url: str) -> AsyncIterator[Cluster]:
-    async with peers.elsewhere(partial(_serve, url), pinned=False):
-        cluster = _program(url)
+async def client(url: str, *, payloads: Encrypted | None = None) -> AsyncIterator[Cluster]:
+    """A client, and a runner in another process."""
+    async with peers.elsewhere(partial(_serve, url, payloads), pinned=False):
+        cluster = _program(url, payloads)
         async with cluster.connect():
             yield cluster
 
 
-def _spread(cluster: Cluster, entity: type, method: str) -> Work:
+def spread(cluster: Cluster, entity: type, method: str) -> Work:
+    """Calls to one entity after another."""
     entities: list[Any] = [cluster.ref(entity, f"{method}-{number}") for number in range(ENTITIES)]
     refs = itertools.cycle(entities)
     return lambda: getattr(next(refs), method)(BODY)
@@ -183,15 +185,15 @@ async def _commit(url: str) -> AsyncIterator[Work]:
     await session.close()
 
 
-def _program(url: str) -> Cluster:
-    cluster = Cluster(url)
+def _program(url: str, payloads: Encrypted | None) -> Cluster:
+    cluster = Cluster(url, payloads=payloads)
     cluster.entity(Echo)
     cluster.entity(Counter)
     return cluster
 
 
-async def _serve(url: str) -> str:
-    cluster = _program(url)
+async def _serve(url: str, payloads: Encrypted | None) -> str:
+    cluster = _program(url, payloads)
     await cluster.start()
     await cluster.ready(timeout="30s")
     peers.keep.append(cluster)

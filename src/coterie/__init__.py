@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         StorageReplaced,
         TransactionTimeout,
         UnknownEntity,
+        UnreadablePayload,
         WorkflowEnded,
         WorkflowError,
         WorkflowFailed,
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Breaker, Retry
     from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health, Reason
-    from coterie.settings import Settings
+    from coterie.settings import Encrypted, Settings
     from coterie.singletons.api import SavedState, SingletonInfo, Singletons
     from coterie.singletons.heartbeat import ExecutionMeta
     from coterie.singletons.leader import Leader
@@ -99,6 +100,7 @@ __all__ = [
     "DeferredTimeout",
     "Durable",
     "Duration",
+    "Encrypted",
     "Entity",
     "EntityNotAssigned",
     "ExecutionMeta",
@@ -155,6 +157,7 @@ __all__ = [
     "Transaction",
     "TransactionTimeout",
     "UnknownEntity",
+    "UnreadablePayload",
     "Upcoming",
     "WorkInfo",
     "Workflow",
@@ -190,7 +193,7 @@ _MODULES = {
     "kernel.retry": ("Breaker", "Retry"),
     "kv.store": ("KeyValueStore",),
     "observe.health": ("Health", "Reason"),
-    "settings": ("Settings",),
+    "settings": ("Encrypted", "Settings"),
     "singletons.api": ("SavedState", "SingletonInfo", "Singletons"),
     "singletons.heartbeat": ("ExecutionMeta",),
     "singletons.leader": ("Leader",),

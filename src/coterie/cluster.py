@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from coterie.kernel.ids import MessageId
     from coterie.main import RunReporter
     from coterie.observe.health import Health
+    from coterie.settings import Encrypted
     from coterie.storage.contracts.units import UnitStartResult
     from coterie.web.server import HttpServer
     from coterie.work.transaction import Transaction
@@ -58,6 +59,7 @@ class Cluster(Definitions):
             without that the file `./coterie.db`.
         name: Several clusters may share a database under different names.
         settings: Ready-made settings; the other arguments override them.
+        payloads: The keys that encrypt what this program stores; the same as the settings that begin with `payload_`.
         overrides: Any other setting by name.
 
     Definitions that are invalid raise a `ConfigurationError` that says what to write instead, when they are made.
@@ -76,9 +78,10 @@ class Cluster(Definitions):
         *,
         name: str | None = None,
         settings: Settings | None = None,
+        payloads: Encrypted | None = None,
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
-        given: dict[str, Any] = {**overrides}
+        given: dict[str, Any] = {**overrides} if payloads is None else {**overrides, **payloads.settings}
         given |= {key: value for key, value in (("url", url), ("name", name)) if value is not None}
         self.settings = Settings.load(given) if settings is None else settings.but(**given)
         self._participant = Participant(self.settings.name)

@@ -29,8 +29,23 @@ POOLED = ["test_ownership", "test_messages_commits"]
 Passing = Callable[[float], Awaitable[None]]
 
 
+ENCRYPTED = [
+    "test_kv",
+    "test_leader_states",
+    "test_messages_commits",
+    "test_ticks_life",
+    "test_transactions",
+    "test_units",
+]
+"""What is checked with encrypted payloads in a file each time; the rest is every night."""
+PLAIN = ["test_migrations", "test_payloads", "test_units_groups", "test_unreadable"]
+"""What is never: the schema, outcomes without a parent, and what is read or written beside the encryption."""
+KEYS: dict[str, object] = {"payload_keys": {"k1": bytes(range(32))}, "payload_current": "k1"}
+_encrypted: set[str] = set()  # the URLs of databases whose payloads are encrypted
+
+
 def new_storage(url: str, *, name: str = "default", check_schema: bool = True) -> Storage:
-    settings = Settings.load({"url": url, "name": name}, environ={})
+    settings = Settings.load({"url": url, "name": name, **(KEYS if url in _encrypted else {})}, environ={})
     clock, chance = SystemClock(), Random()
     return open_storage(settings, incarnation="0" * 31 + "1", clock=clock, chance=chance, check_schema=check_schema)
 
@@ -41,7 +56,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     each_time = metafunc.module.__name__.rpartition(".")[2] in POOLED
     pooled = [pytest.mark.postgres, *(() if each_time else (pytest.mark.nightly,))]
     kinds = pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("pooled", marks=pooled)
-    metafunc.parametrize("url", ["memory", "file", *kinds], indirect=True)
+    if metafunc.module.__name__.rpartition(".")[2] in PLAIN:
+        metafunc.parametrize("url", ["memory", "file", *kinds], indirect=True)
+        return
+    encrypted = () if metafunc.module.__name__.rpartition(".")[2] in ENCRYPTED else (pytest.mark.nightly,)
+    coded = [pytest.param("encrypted file", marks=encrypted), pytest.param("encrypted postgres", marks=pooled)]
+    metafunc.parametrize("url", ["memory", "file", *kinds, *coded], indirect=True)
 
 
 @pytest.fixture
@@ -51,6 +71,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield "sqlite://"
     elif request.param == "file":
         yield f"sqlite:///{tmp_path}/contract.db"
+    elif request.param.startswith("encrypted"):
+        is_file = request.param.endswith("file")
+        url = f"sqlite:///{tmp_path}/contract.db" if is_file else request.getfixturevalue("migrated_url")
+        _encrypted.add(url)
+        yield url
+        _encrypted.discard(url)
     else:
         is_empty = request.module.__name__.endswith("test_migrations")
         direct: str = request.getfixturevalue("empty_postgres_url" if is_empty else "migrated_url")

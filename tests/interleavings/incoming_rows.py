@@ -33,14 +33,16 @@ def rows(*ids: str, kind: str = "call", same_as: str = "") -> str:
 def moving(s: Steps, *calls: MovedCall) -> tuple[Step, ...]:
     """Move rows on s1, in the name of a."""
     columns = message_batch.columns_of([each.message for each in calls])
-    return atomic(s.step("move_incoming", *MINE, *columns, [each.error for each in calls], step="move"))
+    more = [each.error for each in calls], [each.known for each in calls]
+    return atomic(s.step("move_incoming", *MINE, *columns, *more, step="move"))
 
 
 def starting(s: Steps, *starts: MovedStart) -> tuple[Step, ...]:
     """Make runs of rows."""
     names = ("unit", "name", "id", "seat", "payload", "digest", "version", "life")
     columns: Sequence[object] = [[getattr(each.start, name) for each in starts] for name in names]
-    return atomic(s.step("start_incoming", *MINE, [each.id for each in starts], *columns, step="begin"))
+    ids, known = [each.id for each in starts], [each.known for each in starts]
+    return atomic(s.step("start_incoming", *MINE, ids, *columns, known, step="begin"))
 
 
 def call(id: str = "w1", *, key: str | None = "x", error: str | None = None) -> MovedCall:

@@ -39,6 +39,7 @@ CoterieError
     UnknownEntity KeyConflict ReentrantCall InvalidArgument MessageDead MessageCancelled MessageExpired NotCommitted
     TransactionTimeout PersistenceError
       StorageReplaced
+      UnreadablePayload
     NotStarted NotReady ShuttingDown Forked WrongLoop
   RemoteError
   SingletonError

@@ -19,7 +19,7 @@ MODULES = [path for path in SOURCE.rglob("*.py") if path.name not in ("__init__.
 
 MODULES_MOST = 16
 """In one folder; a reader sees them at a glance."""
-LARGER = {"storage/sqlite": 24, "storage/postgres": 24, "cli/commands": 24}
+LARGER = {"storage/sqlite": 26, "storage/postgres": 26, "cli/commands": 24}
 """Folders whose modules are all of one kind: parts of an engine, commands."""
 
 SHARED_NAMES = {

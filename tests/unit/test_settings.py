@@ -7,7 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +37,8 @@ NAMES = (  # noqa: SIM905 as the public face writes them
     "url name runner_name groups weight lease_ttl lease_renew lease_margin stall_limit drain heartbeat "
     "staleness call_timeout shards listen advertise secret tls_cert tls_key tls_ca http_listen pool_size retention "
     "key_retention resident_entities threads max_idle retry loss_limit frame_limit transaction_limit "
-    "sqlite_kill_frozen http_token web http_calls http_calls_token redact migrate audit log_format"
+    "sqlite_kill_frozen http_token web http_calls http_calls_token redact payload_keys payload_current payload_plain "
+    "migrate audit log_format"
 ).split()
 LONG = "correct-horse-battery"
 
@@ -212,17 +213,17 @@ def test_a_bad_variable_is_named_as_the_variable() -> None:
 def test_an_unknown_argument_is_refused_with_the_nearest_name() -> None:
     error = refusal(heartbeet=3)
     assert error.message == 'unknown setting "heartbeet" in Cluster(…)'
-    assert error.hint == 'did you mean "heartbeat"? coterie config lists all 40'
+    assert error.hint == 'did you mean "heartbeat"? coterie config lists all 43'
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name() -> None:
     error = refusal({"COTERIE_HEARTBEET": "3s"})
     assert error.message == 'unknown setting "COTERIE_HEARTBEET" in the environment'
-    assert error.hint == 'did you mean "COTERIE_HEARTBEAT"? coterie config lists all 40'
+    assert error.hint == 'did you mean "COTERIE_HEARTBEAT"? coterie config lists all 43'
 
 
 def test_nothing_is_suggested_for_a_name_like_no_other() -> None:
-    assert refusal(xyzzy=3).hint == "coterie config lists all 40"
+    assert refusal(xyzzy=3).hint == "coterie config lists all 43"
 
 
 def test_variables_of_our_tests_are_no_settings() -> None:
@@ -352,7 +353,7 @@ def test_repr_shows_what_is_not_the_default() -> None:
 
 
 def test_the_overrides_are_every_field_but_url_and_name() -> None:
-    names = {"Callable": Callable, "Sequence": Sequence}
+    names = {"Callable": Callable, "Mapping": Mapping, "Sequence": Sequence}
     overrides = get_type_hints(SettingsOverrides, localns=names)
     values = get_type_hints(Settings, localns=names)
     assert list(overrides) == [name for name in NAMES if name not in ("url", "name")]

@@ -31,6 +31,7 @@ COMMANDS = {
     "call": "call a method of an entity, and print its result as JSON",
     "kv": "keys and values, shared by all processes",
     "activity": "what people did with the page and with commands",
+    "payloads": "which keys encrypt what is stored, and the change to another key",
     "completion": "print the script for shell completion",
     "demo": "a cluster on this machine, with buttons to break it",
     "run": "run runners of app.py or package.module:cluster",

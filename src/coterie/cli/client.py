@@ -186,12 +186,17 @@ def confirmable(command: Callable[..., Any]) -> Callable[..., Any]:
 async def client(url: str | None) -> AsyncIterator[Cluster]:
     """A connected client of the cluster. A missing database file is not created: there is no cluster in it."""
     cluster = Cluster(settings=settings_for(url))
-    file = file_of(cluster.settings)
+    require_file(cluster.settings)
+    async with cluster.connect():
+        yield cluster
+
+
+def require_file(settings: Settings) -> None:
+    """Refuse a database file that does not exist, instead of creating it."""
+    file = file_of(settings)
     if file is not None and not file.exists():
         hint = "coterie run starts one; --url or COTERIE_URL names another database"
         refuse(f"there is no cluster at {file}: the file does not exist", hint=hint, code=UNANSWERED)
-    async with cluster.connect():
-        yield cluster
 
 
 def confirmed(what: str, question: str, *, yes: bool, dry_run: bool) -> bool:

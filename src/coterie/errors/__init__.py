@@ -214,6 +214,16 @@ class StorageReplaced(PersistenceError):
     retryable = False
 
 
+class UnreadablePayload(PersistenceError):
+    """A stored value cannot be decrypted: this process does not have its key, or the value was changed or moved.
+
+    `key` is the id of the key, empty if there is none. The row waits in storage for a process that has the key.
+    """
+
+    advice = "give this process the key in payload_keys; coterie payloads status counts the rows of each key"
+    key: str
+
+
 class NotStarted(ClusterError):
     """Used before it was started."""
 

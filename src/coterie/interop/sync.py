@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health
     from coterie.storage.contracts.units import UnitStatus
-    from coterie.storage.user_transaction import UserTransaction
+    from coterie.storage.user_transaction import OpenedTransaction
     from coterie.workflows.api import WorkflowHandle
 
 T = TypeVar("T")
@@ -210,7 +210,7 @@ class SyncCluster:
 class SyncTransaction:
     """`Transaction` without await: what `with c.transaction() as tx` gives."""
 
-    def __init__(self, opened: UserTransaction, cluster: SyncCluster) -> None:
+    def __init__(self, opened: OpenedTransaction, cluster: SyncCluster) -> None:
         self.opened = opened
         """For `via=`."""
         self._cluster = cluster

@@ -19,7 +19,7 @@ from coterie.interop.user_connection import UserConnection, awaited, run_on
 from coterie.kernel import spans
 from coterie.storage.contracts.units import require_same
 from coterie.storage.interface import GROUP_MOST
-from coterie.storage.user_transaction import UserTransaction
+from coterie.storage.user_transaction import OpenedTransaction
 from coterie.work.transaction import rolling_back
 from coterie.workflows.api import new_unit, start_within
 
@@ -123,7 +123,7 @@ class TransactionalOutbox:
             yield opened
         await self.commit(opened)
 
-    async def opened(self) -> UserTransaction:
+    async def opened(self) -> OpenedTransaction:
         """A transaction, which connects with its first statement.
 
         Raises:
@@ -137,10 +137,10 @@ class TransactionalOutbox:
                 f"which commits with its reply"
             )
         opened = here.storage.transaction(limit_s=here.settings.transaction_limit.total_seconds())
-        assert isinstance(opened, UserTransaction), "of every engine"
+        assert isinstance(opened, OpenedTransaction), "of every engine"
         return opened
 
-    async def commit(self, opened: UserTransaction) -> None:
+    async def commit(self, opened: OpenedTransaction) -> None:
         """Commit it with what was sent in it; completed even if this is cancelled.
 
         Raises:
@@ -150,15 +150,15 @@ class TransactionalOutbox:
         await asyncio.shield(opened.tasks.spawn(opened.commit(None), name="commit", report=False))
 
     async def _add(
-        self, transaction: UserTransaction, call: Call[Any], *, at: datetime | None, delay_s: float
+        self, transaction: OpenedTransaction, call: Call[Any], *, at: datetime | None, delay_s: float
     ) -> MessageId[Any]:
         here = self._acting()
         message = self._message(here, call, at=at, delay_s=delay_s)
         return await here.calling.persisted.add(transaction, call, message)
 
-    def _transaction(self, via: object) -> UserTransaction | None:
+    def _transaction(self, via: object) -> OpenedTransaction | None:
         """A transaction that coterie has opened; None: it is something else."""
-        if not isinstance(via, UserTransaction):
+        if not isinstance(via, OpenedTransaction):
             return None
         if via.tasks is not self._acting().storage.tasks:
             raise InvalidArgument(

@@ -30,12 +30,14 @@ from coterie.settings.fields import (
     setting,
     take_values,
 )
+from coterie.settings.payload_keys import Encrypted, payload_keys
 from coterie.settings.secret import Secret, redacted_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
+    "Encrypted",
     "Secret",
     "SettingRow",
     "Settings",
@@ -307,6 +309,24 @@ class Settings:
         "whether the page hides what programs wrote: arguments, results, states, values, notes and error messages",
         why="those who may see the page look for the cause of a failure, which is there",
     )
+    payload_keys: tuple[tuple[str, Secret], ...] = setting(  # O6
+        payload_keys(),
+        (),
+        "the keys that can decrypt what users' code gave, by id; keys of the database's disk are none of these",
+        why="off: nothing is encrypted, which costs nothing",
+    )
+    payload_current: str | None = setting(
+        parsers.optional(parsers.name()),
+        None,
+        "the id of the key that encrypts what users' code gives before it is stored",
+        why="off: nothing is encrypted; with payload_keys it has to be said",
+    )
+    payload_plain: bool = setting(
+        parsers.flag(),
+        False,
+        "whether what is stored without encryption is read, although there are payload_keys",
+        why="whoever can write to the database could put a plain value in the place of an encrypted one",
+    )
     migrate: bool = setting(
         parsers.flag(),
         True,
@@ -421,6 +441,9 @@ class SettingsOverrides(TypedDict, total=False):
     http_calls: Sequence[str] | None
     http_calls_token: str | Secret | Callable[[], str] | None
     redact: bool
+    payload_keys: Mapping[str, str | bytes | Secret] | str | Callable[[], str]
+    payload_current: str | None
+    payload_plain: bool
     migrate: bool
     audit: bool
     log_format: LogFormat
@@ -478,6 +501,7 @@ def _refuse_together(settings: Settings) -> None:
         )
     if settings.http_calls is not None:
         _require_calls_token(settings)
+    _refuse_half_encrypted(settings)
 
 
 def _require_calls_token(settings: Settings) -> None:
@@ -491,6 +515,20 @@ def _require_calls_token(settings: Settings) -> None:
         raise ConfigurationError(
             problem="http_calls_token is the same as http_token: who may look at the page could make any call",
             hint="draw another one",
+        )
+
+
+def _refuse_half_encrypted(settings: Settings) -> None:
+    ids, current = [key_id for key_id, _ in settings.payload_keys], settings.payload_current
+    if current is not None and current not in ids:
+        raise ConfigurationError(
+            problem=f"payload_current is {current!r}, and payload_keys has {', '.join(ids) or 'no keys'}",
+            hint="give that key too, or the id of one that is there",
+        )
+    if ids and current is None and not settings.payload_plain:
+        raise ConfigurationError(
+            problem="payload_keys are set without payload_current: nothing would be encrypted",
+            hint=f"set payload_current to {ids[-1]!r}; or payload_plain, if this is the step before that",
         )
 
 

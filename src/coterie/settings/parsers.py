@@ -237,7 +237,7 @@ def secrets(*, most: int) -> Parser:
     def parse(value: Any, what: str) -> tuple[Secret, ...]:
         if value is None or value in ("off", ()):
             return ()
-        found = tuple(one if isinstance(one, Secret) else Secret(one) for one in _several(_fetched(value, what)))
+        found = tuple(one if isinstance(one, Secret) else Secret(one) for one in _several(fetched(value, what)))
         sound = all(isinstance(one.reveal(), str) and _is_strong(one.reveal()) for one in found)
         return found if sound and len(found) <= most else _fail()
 
@@ -296,7 +296,7 @@ def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _fetched(value: Any, what: str) -> Any:
+def fetched(value: Any, what: str) -> Any:
     """Fetch secrets from a file (as orchestrators mount them) or from a function."""
     if callable(value):
         return value()

@@ -1,4 +1,4 @@
-"""Chooses the engine for a URL. Engines are imported only here, and only the one in use."""
+"""Chooses the engine for a URL, and encrypts if there are keys. Both are imported only here, if they are in use."""
 
 from __future__ import annotations
 
@@ -31,6 +31,41 @@ def open_storage(
         check_schema: Off for the migrate command: it starts on any schema and sets nothing up.
         supervisor: The supervisor of this process.
     """
+    made = _engine(
+        settings,
+        incarnation=incarnation,
+        clock=clock,
+        chance=chance,
+        check_schema=check_schema,
+        supervisor=supervisor,
+    )
+    encrypt(made, settings, chance)
+    return made
+
+
+def encrypt(storage: Storage, settings: Settings, chance: Random) -> None:
+    """Encrypt what users' code gives to a storage that is not started yet, if the settings have keys."""
+    if not settings.payload_keys:
+        return
+    try:
+        from coterie.storage.encryption.stores import encrypt
+    except ImportError as error:
+        raise ConfigurationError(
+            problem="payload_keys need the cryptography package, which is not installed",
+            hint='pip install "coterie[encryption]"',
+        ) from error
+    encrypt(storage, settings, chance)
+
+
+def _engine(
+    settings: Settings,
+    *,
+    incarnation: str,
+    clock: Clock,
+    chance: Random,
+    check_schema: bool,
+    supervisor: Supervisor | None,
+) -> Storage:
     scheme = settings.url.partition(":")[0]
     if scheme == "sqlite":
         from coterie.storage.sqlite import SqliteStorage
@@ -69,6 +104,36 @@ def file_of(settings: Settings) -> Path | None:
     """The file that holds the cluster, existing or not; None: the cluster is not in a file."""
     if settings.url.partition(":")[0] != "sqlite":
         return None
-    from coterie.storage.sqlite.location import path_of
+    from coterie.storage.sqlite.file.location import path_of
 
     return path_of(settings.url)
+
+
+_KEYS = (
+    "give all processes of a cluster the same payload_keys; to change one without a stop, first give the old and the "
+    "new key to all of them"
+)
+
+
+async def require_keys(storage: Storage) -> None:
+    """Compare the keys of this process with those that values may be encrypted with.
+
+    The key that it encrypts with is stored as one of those first, as a fingerprint.
+
+    Raises:
+        ConfigurationError: A key is missing here, or another one has its id.
+    """
+    keyring = storage.keyring
+    stored = await storage.payloads.keys()
+    mine = {} if keyring is None else keyring.fingerprints()
+    current = None if keyring is None else keyring.current
+    if current is not None and current not in stored:
+        await storage.payloads.add_key(current, mine[current])
+        stored = await storage.payloads.keys()
+    for key_id, fingerprint in sorted(stored.items()):
+        if key_id not in mine:
+            problem = f"payloads of this cluster are encrypted with key {key_id!r}, which this process does not have"
+            raise ConfigurationError(problem=problem, hint=_KEYS)
+        if mine[key_id] != fingerprint:
+            problem = f"the key {key_id!r} of payload_keys is another one than that which this cluster's payloads have"
+            raise ConfigurationError(problem=problem, hint=_KEYS)

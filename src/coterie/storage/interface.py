@@ -1,7 +1,7 @@
 """The storage interface, which PostgreSQL and SQLite implement. One contract suite tests both.
 
 The contract is split by what is stored: `kv`, `states` (fenced), `machines` (ids), ownership, the schema and the
-cluster's secret are here; `messages`, `user_writes`, `executions`, `ticks`, `units` and `inspection` are in
+cluster's secret are here; `messages`, `user_writes`, `executions`, `ticks`, `units`, `payloads` and `inspection` are in
 `storage.contracts`. Each part takes and returns plain values (text, bytes, integers); the caller encodes.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.incoming_calls import IncomingStore
     from coterie.storage.contracts.inspection import Inspection
     from coterie.storage.contracts.messages import MessageStore, Transaction
+    from coterie.storage.contracts.payloads import PayloadStore
     from coterie.storage.contracts.ticks import TickStore
     from coterie.storage.contracts.units import UnitStore
     from coterie.storage.contracts.user_writes import UserWrites
+    from coterie.storage.encryption.cipher import Keyring
     from coterie.storage.migrations import Migration, Phase
 
 T = TypeVar("T")
@@ -509,7 +511,11 @@ class Storage(Service):
     user_writes: UserWrites
     inspection: Inspection
     activity: Activity
+    payloads: PayloadStore
     schema: Schema
+
+    keyring: Keyring | None = None
+    """Decrypts the values that `payloads` returns; None: this process has no keys. All else is decrypted already."""
 
     on_unreachable: Callable[[PersistenceError], None] | None = None
     """If set before `start`, an unreachable server is waited for, and this is called after each failed round of tries.

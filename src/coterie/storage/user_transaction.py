@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from coterie.errors import PersistenceError, TransactionTimeout
 from coterie.kernel import metrics
+from coterie.storage.contracts.messages import Transaction
 from coterie.storage.contracts.units import require_same
 
 if TYPE_CHECKING:
@@ -82,7 +83,14 @@ class TransactionEngine(Protocol):
         ...
 
 
-class UserTransaction:
+class OpenedTransaction(Transaction):
+    """A transaction that a storage has opened, encrypted or not."""
+
+    tasks: Tasks
+    """Those of its storage: by them a transaction of another storage is told."""
+
+
+class UserTransaction(OpenedTransaction):
     """The user's own SQL, committed with a handler's writes. See `storage.contracts.messages.Transaction`.
 
     Args:
@@ -111,7 +119,6 @@ class UserTransaction:
         self._doing = f"use a transaction of {what}"
         self._limit_s = limit_s
         self.tasks = tasks
-        """Those of its storage: by them a transaction of another storage is told."""
         self._alone = alone
         self._turn = asyncio.Lock()  # a handler may use it from several tasks
         self._began: float | None = None

@@ -24,6 +24,7 @@ from coterie.kernel.ids import Seat, ShardId
 from coterie.kernel.random import Random
 from coterie.kernel.supervisor import Supervisor
 from coterie.runner import no_occupants
+from coterie.storage.engines import encrypt
 from coterie.storage.sqlite import SqliteStorage
 from coterie.testing.database import SimulatedDatabase
 from coterie.testing.faults import Fault, Nemesis
@@ -175,7 +176,7 @@ class Simulation:
         executors = self.database.executors(node.name)
 
         def open_storage(incarnation: str) -> SqliteStorage:
-            return SqliteStorage(
+            storage = SqliteStorage(
                 self._settings,
                 incarnation=incarnation,
                 clock=self.database.clock,
@@ -184,6 +185,8 @@ class Simulation:
                 witness=self.database.witness,
                 supervisor=supervisor,
             )
+            encrypt(storage, self._settings, chance)
+            return storage
 
         return ClientParts(
             clock=SimClock(self.loop, node),

@@ -1,8 +1,9 @@
-"""The fingerprints of its secrets and its TLS that a runner shows in its row, so that a mismatch is found on joining.
+"""The fingerprints of its secrets, TLS and payload keys that a runner shows in its row: a mismatch is found on joining.
 
 The fingerprint of a secret is derived slowly, and salted with the cluster's own secret, which is in another table. So
 a reader of the row alone learns nothing, a reader of both tables guesses no faster than the derivation allows, and two
-clusters with the same secret look different. Authorities are public: a plain fingerprint is enough.
+clusters with the same secret look different. Authorities are public, and keys of payloads have 256 random bits: a plain
+fingerprint is enough.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coterie.errors import ConfigurationError
+from coterie.settings.payload_keys import fingerprint, key_bytes
 from coterie.transport.tls import require_file
 
 if TYPE_CHECKING:
@@ -32,13 +34,19 @@ _SHOWN_BYTES = 16
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-class Credentials(msgspec.Struct, frozen=True):
+class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
     """The credentials of a runner, as fingerprints."""
 
     secrets: tuple[str, ...]
     """One, or two during rotation."""
     authorities: tuple[str, ...] = ()
     """The certificates in `tls_ca`; none: it does not use TLS."""
+    payload_keys: dict[str, str] = {}
+    """The keys that it can decrypt payloads with, by id."""
+    payload_current: str = ""
+    """The id of the one that it encrypts with; empty: it stores payloads as they are."""
+    payload_plain: bool = True
+    """Whether it reads payloads that are not encrypted."""
 
     def encode(self) -> str:
         """Their stored form."""
@@ -63,7 +71,13 @@ def credentials_of(settings: Settings, *, salt: bytes) -> Credentials:
         ConfigurationError: `tls_ca` cannot be read.
     """
     secrets = sorted(_fingerprint(each.reveal().encode(), salt) for each in settings.secret) or [_STORED]
-    return Credentials(tuple(secrets), () if settings.tls_cert is None else _authorities(settings))
+    return Credentials(
+        tuple(secrets),
+        authorities=() if settings.tls_cert is None else _authorities(settings),
+        payload_keys={key_id: fingerprint(key_bytes(key)) for key_id, key in settings.payload_keys},
+        payload_current=settings.payload_current or "",
+        payload_plain=settings.payload_plain or not settings.payload_keys,
+    )
 
 
 def differs(mine: str, theirs: str) -> str:
@@ -79,7 +93,19 @@ def differs(mine: str, theirs: str) -> str:
         return "one uses TLS, and the other does not"
     if ours.authorities and not set(ours.authorities) & set(others.authorities):
         return "they have no authority in common (tls_ca)"
-    return "" if set(ours.secrets) & set(others.secrets) else "they have no secret in common"
+    if not set(ours.secrets) & set(others.secrets):
+        return "they have no secret in common"
+    return _unreadable_payloads(ours, others) or _unreadable_payloads(others, ours)
+
+
+def _unreadable_payloads(writer: Credentials, reader: Credentials) -> str:
+    """Why one of two runners could not read the payloads that the other one stores."""
+    current = writer.payload_current
+    if not current:
+        return "" if reader.payload_plain else "one encrypts payloads, and the other does not"
+    if reader.payload_keys.get(current) != writer.payload_keys.get(current):
+        return f"one encrypts payloads with key {current!r}, which the other does not have"
+    return ""
 
 
 def require_common(mine: Holder, others: Iterable[Holder]) -> None:
@@ -88,7 +114,7 @@ def require_common(mine: Holder, others: Iterable[Holder]) -> None:
         if why := differs(mine.credentials, other.credentials):
             raise ConfigurationError(
                 problem=f"runner {mine.name} cannot join runner {other.name}: {why}",
-                hint="give all runners of a cluster the same secret and tls_ca, and TLS to all of them or none; "
+                hint="give all runners of a cluster the same secret, tls_ca and payload_keys, and TLS to all or none; "
                 "to change one without a stop, give both the old and the new one first",
             )
 

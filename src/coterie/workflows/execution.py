@@ -282,7 +282,8 @@ class Execution:
 
     async def _end(self, status: UnitEnding, *, value: bytes | None = None, error: bytes | None = None) -> None:
         outcome = msgspec.msgpack.encode(Outcome(status, value, error)) if self._row.parent else b""
-        write = UnitEnd(self._tenure.claim, self._row.unit, status, value, error, outcome)
+        parent, waited_as = self._row.parent, self._row.waited_as
+        write = UnitEnd(self._tenure.claim, self._row.unit, status, value, error, outcome, parent, waited_as)
         result = await while_held(
             self._work.require_held, partial(self._try_to_end, write), what=self._row.unit, log=log
         )

@@ -93,6 +93,22 @@ def test_who_shows_nothing_is_not_judged() -> None:
     assert differs(of(NEW).encode(), later)
 
 
+def test_who_stores_what_another_cannot_read_is_apart() -> None:
+    """O6: also while a key is changed, step by step; an older version shows no keys, and reads none."""
+    given = {name: {"payload_keys": {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}} for name in ("k1", "k2")}
+    plain, first, second = (
+        credentials_of(Settings.load(each, environ={}), salt=SALT).encode()
+        for each in ({}, *({**keys, "payload_current": name} for name, keys in given.items()))
+    )
+    alone = {"payload_keys": {"k1": bytes(range(32, 64))}, "payload_current": "k1"}
+    other = credentials_of(Settings.load(alone, environ={}), salt=SALT).encode()
+    assert not differs(first, second)
+    assert "with key 'k1', which the other does not have" in differs(first, plain)
+    assert "with key 'k1', which the other does not have" in differs(first, other)
+    assert differs(plain, second)
+    assert "payload" not in plain
+
+
 def test_a_fingerprint_is_the_same_for_all_and_of_one_cluster_only() -> None:
     assert of(OLD, NEW) == of(NEW, OLD)
     settings = Settings.load({"secret": OLD}, environ={})

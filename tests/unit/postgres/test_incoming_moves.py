@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from coterie import LeadershipLost
 from coterie.storage import statements
@@ -107,12 +108,26 @@ async def test_m4_keys_of_one_batch_and_of_earlier_messages(
         free: "moved",
     }
     told = await storage.incoming.move(MINE, batch[1:])
-    assert told == {same: Move("same", one), other: Move("conflict", one)}
+    assert told == {same: Move("same", one), other: Move("conflict", one, b"1")}
     assert await storage.incoming.find(same) == Found("call", "E", one)
     assert await storage.incoming.move(MINE, [call(other, error="odd")]) == {other: Move("moved")}
     (dead,) = await storage.messages.look([other])
     assert (dead.status, dead.attempts, dead.errors[0].error, dead.key) == ("dead", 1, "odd", None)
     assert [row.id for row in await storage.incoming.take(ALL, **BOUNDS)] == []
+
+
+async def test_o6_a_digest_that_is_known_to_be_of_the_same_arguments_makes_a_row_the_same(
+    storage: PostgresStorage, hand: asyncpg.Connection[Any]
+) -> None:
+    """Encrypted digests of equal arguments differ. Without a rival the row's own digest is stored."""
+    one, same, free = [await send(hand) for _ in range(3)]
+    await storage.incoming.move(MINE, [call(one, key="x", digest=b"1")])
+    members = [call(same, key="x", digest=b"2"), call(free, key="y", digest=b"3")]
+    told = await storage.incoming.move(MINE, [replace(each, known=b"1") for each in members])
+    assert told == {same: Move("same", one), free: Move("moved")}
+    receipt = await storage.messages.find("E", "e", "m", "y")
+    assert receipt is not None
+    assert receipt.digest == b"3"
 
 
 async def test_runs_are_started_once_for_each_id(storage: PostgresStorage, hand: asyncpg.Connection[Any]) -> None:
@@ -128,7 +143,7 @@ async def test_runs_are_started_once_for_each_id(storage: PostgresStorage, hand:
     )
     assert [first[each].told for each in ids] == ["moved", "left", "left", "moved"]
     again = await storage.incoming.start(MINE, [start("w2"), start("w3", payload=b"q")])
-    assert again == {"w2": Move("same", "workflow:W/r"), "w3": Move("conflict", "workflow:W/r")}
+    assert again == {"w2": Move("same", "workflow:W/r"), "w3": Move("conflict", "workflow:W/r", b"p")}
     assert [row.id for row in await storage.incoming.take(ALL, **BOUNDS)] == ["w3"]
     found = await storage.units.get("workflow:W/r")
     assert found is not None

@@ -15,7 +15,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import KvPut
-from coterie.storage.sqlite import file_guard
+from coterie.storage.sqlite.file import file_guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import Registration, SeatDeclaration
-from coterie.storage.sqlite import write_lock
-from coterie.storage.sqlite.write_lock import standing
+from coterie.storage.sqlite.file import write_lock
+from coterie.storage.sqlite.file.write_lock import standing
 from coterie.transport.identity import process_id
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie.errors import ConfigurationError
-from coterie.storage.sqlite import location
+from coterie.storage.sqlite.file import location
 
 if TYPE_CHECKING:
     from tests.unit.sqlite.conftest import Opener

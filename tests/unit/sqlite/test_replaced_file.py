@@ -13,7 +13,8 @@ from coterie import Cluster, Leader, StorageReplaced
 from coterie.kernel.service import State
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import Claim, KvPut
-from coterie.storage.sqlite import database, file_guard
+from coterie.storage.sqlite import database
+from coterie.storage.sqlite.file import file_guard
 from tests.unit.sqlite.test_ownership import A, join
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import Registration
-from coterie.storage.sqlite import witness
-from coterie.storage.sqlite.witness import FlockWitness, boot_id
+from coterie.storage.sqlite.file import witness
+from coterie.storage.sqlite.file.witness import FlockWitness, boot_id
 from tests.unit.sqlite.conftest import until
 
 if TYPE_CHECKING:

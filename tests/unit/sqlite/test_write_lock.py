@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage.interface import KvPut, Registration
-from coterie.storage.sqlite.write_lock import described
+from coterie.storage.sqlite.file.write_lock import described
 from tests.unit.sqlite.conftest import until
 
 if TYPE_CHECKING:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from coterie.entities.calls.wire import LOOK
 from coterie.entities.persisted.outcome import dead, read_reply, too_late
 from coterie.entities.persisted.receiver import HandoverKind, handover_of, pack
-from coterie.errors import CoterieError, MessageExpired, PersistenceError, SendTimeout, ShuttingDown
+from coterie.errors import (
+    CoterieError,
+    MessageExpired,
+    PersistenceError,
+    SendTimeout,
+    ShuttingDown,
+    UnreadablePayload,
+)
 from coterie.kernel.service import Tasks
 from coterie.transport.interface import Route
 
@@ -79,6 +86,11 @@ class ReplyLookup:
     async def _answer(self, ids: Sequence[str], asked: dict[str, asyncio.Future[MessageRow | None]]) -> None:
         try:
             rows = {row.id: row for row in await self._storage.messages.look(ids)}
+        except UnreadablePayload as error:
+            if len(ids) == 1:
+                return _fail(asked[ids[0]], error)
+            for message_id in ids:  # the others can be read
+                await self._answer([message_id], {message_id: asked[message_id]})
         except BaseException as error:
             for each in asked.values():
                 _fail(each, error if isinstance(error, Exception) else _stopped())
@@ -161,6 +173,8 @@ class ReplyWaiter:
             slice_s = min(slice_s * 2, _SLICE_MOST_S)
             try:
                 row = await self.find(message.id, until_s=until_s)
+            except UnreadablePayload:
+                raise
             except PersistenceError as error:  # the read failed; the message itself is stored
                 raise too_late(message, within_s) from error
             if row is None:
@@ -185,6 +199,8 @@ class ReplyWaiter:
         while True:
             try:
                 return await self._lookup.find(message_id)
+            except UnreadablePayload:
+                raise
             except PersistenceError:
                 if self._calling.time() + pause_s >= until_s:
                     raise

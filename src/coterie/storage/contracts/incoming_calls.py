@@ -62,6 +62,8 @@ class MovedCall(msgspec.Struct, frozen=True):
     """Its id is that of the row."""
     error: str | None = None
     """Why it is dead from the start; None: it is to run."""
+    known: bytes | None = None
+    """A digest, as it is stored, that is known to be of the same arguments: one told with a conflict."""
 
 
 class MovedStart(msgspec.Struct, frozen=True):
@@ -69,6 +71,8 @@ class MovedStart(msgspec.Struct, frozen=True):
 
     id: str
     start: UnitStart
+    known: bytes | None = None
+    """As `MovedCall.known`."""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -83,6 +87,8 @@ class Move(msgspec.Struct, frozen=True):
     told: Literal["moved", "same", "conflict", "left"]
     other: str | None = None
     """The id of the message that has the key."""
+    digest: bytes = b""
+    """That of the other one as it is stored, if it is a conflict."""
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -140,6 +140,9 @@ class UnitEnd(msgspec.Struct, frozen=True):
     error: bytes | None = None
     outcome: bytes = b""
     """The outcome passed to its parent."""
+    parent: str | None = None
+    waited_as: str = ""
+    """As in its row, from where the statement takes them: what encrypts the outcome needs them, too."""
 
     @property
     def key(self) -> str:
@@ -186,6 +189,8 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     """Drawn when it began; 0: begun by a program that drew none."""
     digest: bytes = b""
     """A digest of the payload, for a workflow."""
+    waited_as: str = ""
+    """The name of its parent's deferred that its end resolves."""
 
 
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +209,10 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     life: int = 0
     """The life of the run, if it is new."""
 
+    def is_same(self, digest: bytes) -> bool:
+        """Whether a stored digest is that of this payload."""
+        return self.digest == digest
+
 
 class UnitStartResult(msgspec.Struct, frozen=True):
     """The result of a `UnitStart`."""
@@ -218,7 +227,7 @@ def require_same(start: UnitStart, digest: bytes) -> None:
     Raises:
         KeyConflict: The payloads differ.
     """
-    if start.digest != digest:
+    if not start.is_same(digest):
         raise KeyConflict(target=f"workflow {start.name!r}", key=start.id, message_id=start.unit)
 
 

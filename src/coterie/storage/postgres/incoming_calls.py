@@ -41,18 +41,19 @@ class PostgresIncoming(PostgresStore):
         """Make messages of rows, under the fence."""
         columns = message_batch.columns_of([each.message for each in calls])
         errors = [None if each.error is None else storable(each.error) for each in calls]
-        return await self._moved("move_incoming", claim, *columns, errors)
+        return await self._moved("move_incoming", claim, *columns, errors, [each.known for each in calls])
 
     async def start(self, claim: Claim, starts: Sequence[MovedStart]) -> Mapping[str, Move]:
         """Make runs of rows, under the fence."""
         columns = [[getattr(each.start, name) for each in starts] for name in _START]
-        return await self._moved("start_incoming", claim, [each.id for each in starts], *columns)
+        known = [each.known for each in starts]
+        return await self._moved("start_incoming", claim, [each.id for each in starts], *columns, known)
 
     async def _moved(self, name: str, claim: Claim, *columns: list[Any]) -> Mapping[str, Move]:
         rows: Sequence[asyncpg.Record] = await self._write(name, claim.runner, claim.seat, claim.epoch, *columns)
         if any(not row["held"] for row in rows):
             raise LeadershipLost(seat=claim.seat, epoch=claim.epoch)
-        return {row["id"]: Move(row["told"], row["other"]) for row in rows}
+        return {row["id"]: Move(row["told"], row["other"], row["digest"] or b"") for row in rows}
 
     async def find(self, id: str) -> Found | None:
         """Return the row of an id, or None."""

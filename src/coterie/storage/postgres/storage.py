@@ -21,6 +21,7 @@ from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machine_ids import PostgresMachines
 from coterie.storage.postgres.messages import PostgresMessages
 from coterie.storage.postgres.ownership import SQL, PostgresOwners, to_view
+from coterie.storage.postgres.payloads import PostgresPayloads
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.schema import PostgresSchema
 from coterie.storage.postgres.session import deadline
@@ -115,6 +116,7 @@ class PostgresStorage(Storage):
         self.inspection = PostgresInspection(**parts)
         self.activity = PostgresActivity(**parts)
         self.incoming = PostgresIncoming(**parts)
+        self.payloads = PostgresPayloads(**parts)
         self.user_writes = PostgresUserWrites(cluster=settings.name, pool=self.pool)
         self.undertakings = PostgresTransactions(
             self._connector,

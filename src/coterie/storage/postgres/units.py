@@ -190,7 +190,7 @@ async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> UnitStartRes
         there = await fetch(SQL["get_unit"], cluster, start.unit)
         if there:  # else it was purged meanwhile
             row = _unit(there[0])
-            return UnitStartResult("there" if row.digest == start.digest else "conflict", row)
+            return UnitStartResult("there" if start.is_same(row.digest) else "conflict", row)
         parent = [] if start.parent is None else await fetch(SQL["get_unit"], cluster, start.parent)
         if start.parent is not None and (not parent or parent[0]["ended_at"] is not None):
             raise ParentEnded(start.parent)

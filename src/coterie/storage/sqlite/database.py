@@ -24,10 +24,11 @@ from coterie.kernel.clock import SystemClock
 from coterie.kernel.fork_guard import ProcessOrigin
 from coterie.kernel.service import Service
 from coterie.storage import migrations
-from coterie.storage.sqlite import file_guard, schema
+from coterie.storage.sqlite import schema
 from coterie.storage.sqlite.errors import cannot_open, commit_failed, failed
-from coterie.storage.sqlite.location import beside, require_folder, require_local, require_owned
-from coterie.storage.sqlite.write_lock import described
+from coterie.storage.sqlite.file import file_guard
+from coterie.storage.sqlite.file.location import beside, require_folder, require_local, require_owned
+from coterie.storage.sqlite.file.write_lock import described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,10 +20,10 @@ from coterie.storage.interface import Presences, Renewal, Sighting
 from coterie.storage.sqlite import seats
 from coterie.storage.sqlite.database import Patience, commit, read, snapshot, writing
 from coterie.storage.sqlite.errors import failed
+from coterie.storage.sqlite.file.witness import FlockWitness, MemoryWitness, boot_id
+from coterie.storage.sqlite.file.write_lock import Frozen
 from coterie.storage.sqlite.seats import Boot
 from coterie.storage.sqlite.store import Scope
-from coterie.storage.sqlite.witness import FlockWitness, MemoryWitness, boot_id
-from coterie.storage.sqlite.write_lock import Frozen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from coterie.storage.interface import ClusterSnapshot, Grant, Registration, SeatDeclaration
     from coterie.storage.sqlite.database import SqliteConnections, SqliteDatabase
     from coterie.storage.sqlite.executor import Executor
+    from coterie.storage.sqlite.file.witness import Witness
     from coterie.storage.sqlite.seats import Lease
-    from coterie.storage.sqlite.witness import Witness
 
 
 _PAUSE_S = 0.0003

@@ -19,10 +19,11 @@ from coterie.storage.sqlite import kv, message_writes, schema, states, tick_writ
 from coterie.storage.sqlite.audit import SqliteActivity, SqliteInspection
 from coterie.storage.sqlite.database import SqliteDatabase
 from coterie.storage.sqlite.executor import Executors, threads
-from coterie.storage.sqlite.location import path_of
+from coterie.storage.sqlite.file.location import path_of
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.ownership import SqliteOwners
+from coterie.storage.sqlite.payloads import SqlitePayloads
 from coterie.storage.sqlite.schema import SqliteSchema
 from coterie.storage.sqlite.store import Scope
 from coterie.storage.sqlite.ticks import SqliteTicks
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from coterie.settings import Settings
     from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import ClusterSnapshot, Write
+    from coterie.storage.sqlite.file.witness import Witness
     from coterie.storage.sqlite.ownership import SqliteOwnership
-    from coterie.storage.sqlite.witness import Witness
     from coterie.storage.user_transaction import Collected, UserTransaction
 
     Handler = Callable[..., Sequence[Any] | None]
@@ -111,6 +112,7 @@ class SqliteStorage(Storage):
         self.inspection = SqliteInspection(self._main, **parts)
         self.activity = SqliteActivity(self._main, **parts)
         self.incoming = NoIncomingCalls()
+        self.payloads = SqlitePayloads(self._main, **parts)
         self.user_writes = NoUserWrites(self.address)
         self._undertakings = SqliteTransactions(
             self._main, tasks=self.tasks, written=self._run_in_transaction, alone=self.write

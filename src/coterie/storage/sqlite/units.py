@@ -181,8 +181,9 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Unit
     if not rows:
         return None
     (row,) = rows
-    told: Any = "started" if is_new else "there" if row[-1] == start.digest else "conflict"
-    return UnitStartResult(told, _unit(row))
+    stored = _unit(row)
+    told: Any = "started" if is_new else "there" if start.is_same(stored.digest) else "conflict"
+    return UnitStartResult(told, stored)
 
 
 def require_started(connection: apsw.Connection, scope: Scope, starts: Sequence[UnitStart]) -> None:

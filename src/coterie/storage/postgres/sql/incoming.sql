@@ -24,12 +24,13 @@ order by id;
 
 -- name: move_incoming
 -- Make messages of rows; dead ones of those with an error. A row whose key belongs to a message with the same arguments stays,
--- with the id of that one. Returns per id whether the seat was held, what became of it, and the message that has its key.
+-- with the id of that one; so does one whose `known` is the digest of that one [O6]. Returns per id whether the seat was
+-- held, what became of it, and the message that has its key, with its digest if that is another one.
 with /* include fence_of_one (s.name) */, items as materialized (
     select * from unnest(
         $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::text[], $12::bytea[], $13::text[],
-        $14::timestamptz[], $15::float8[], $16::text[]
-    ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, error)
+        $14::timestamptz[], $15::float8[], $16::text[], $17::bytea[]
+    ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, error, known)
 ), found as materialized (
     select i.*, w.sent_at,
         row_number() over (partition by i.entity_type, i.entity_id, i.method, i.key order by i.id) as turn
@@ -41,7 +42,7 @@ with /* include fence_of_one (s.name) */, items as materialized (
     ) as w
     order by i.id
 ), rivals as materialized (
-    select f.id, m.id as other, m.digest = f.digest as is_same
+    select f.id, m.id as other, m.digest, m.digest in (f.digest, f.known) as is_same
     from found as f cross join lateral (
         select id, digest from coterie.messages
         where cluster = $1 and entity_type = f.entity_type and entity_id = f.entity_id and method = f.method
@@ -71,7 +72,7 @@ with /* include fence_of_one (s.name) */, items as materialized (
     delete from coterie.incoming where cluster = $1 and id = any(array(select id from sent))
     returning id
 ), same as (
-    update coterie.incoming as w set same_as = r.other
+    update coterie.incoming as w set same_as = r.other, args = '' -- what it said stands with the other
     from rivals as r
     where w.cluster = $1 and w.id = any(array(select id from rivals where is_same)) and w.id = r.id and r.is_same
     returning w.id
@@ -82,7 +83,7 @@ select i.id, held.name is not null as held, case
     when r.id is not null then 'conflict'
     when f.id is null or (f.turn > 1 and f.key is not null) then 'left'
     else coterie.overtaken()
-end as told, r.other
+end as told, r.other, case when not coalesce(r.is_same, false) then r.digest end as digest
 from items as i
     left join held on true
     left join found as f on f.id = i.id
@@ -94,8 +95,9 @@ from items as i
 -- Make runs of rows; one that exists with the same payload counts. Returns as `move_incoming`.
 with /* include fence_of_one (s.name) */, items as materialized (
     select * from unnest(
-        $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::bytea[], $12::text[], $13::bigint[]
-    ) as u (id, unit, name, run, seat, payload, digest, version, life)
+        $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::bytea[], $12::text[], $13::bigint[],
+        $14::bytea[]
+    ) as u (id, unit, name, run, seat, payload, digest, version, life, known)
 ), found as materialized (
     select i.*, row_number() over (partition by i.unit order by i.id) as turn
     from items as i cross join held cross join lateral (
@@ -106,7 +108,7 @@ with /* include fence_of_one (s.name) */, items as materialized (
     ) as w
     order by i.id
 ), rivals as materialized (
-    select f.id, u.unit as other, u.digest = f.digest as is_same
+    select f.id, u.unit as other, u.digest, u.digest in (f.digest, f.known) as is_same
     from found as f cross join lateral (
         select unit, digest from coterie.units where cluster = $1 and unit = f.unit offset 0
     ) as u
@@ -137,7 +139,7 @@ select i.id, held.name is not null as held, case
     when r.id is not null then 'conflict'
     when f.id is null or f.turn > 1 then 'left'
     else coterie.overtaken()
-end as told, r.other
+end as told, r.other, case when not coalesce(r.is_same, false) then r.digest end as digest
 from items as i
     left join held on true
     left join found as f on f.id = i.id

@@ -87,7 +87,7 @@ where cluster = :cluster and unit in (select value from json_each(:units)) and e
 -- A unit.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    life, digest
+    life, digest, waited_as
 from units as u where cluster = :cluster and unit = :unit;
 
 -- name: steps
@@ -150,7 +150,7 @@ where cluster = :cluster and seat in (select value from json_each(:seats)) and w
 -- Of each seat the oldest workflows that are to be run.
 select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
     u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
-    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest
+    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest, u.waited_as
 from json_each(:seats) as asked
     cross join units as u on u.rowid in (
         select rowid from units
@@ -231,7 +231,7 @@ where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'su
 -- Units, those that changed last first.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    life, digest
+    life, digest, waited_as
 from units as u
 where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
     and (:before_ns is null or started_at_ns < :before_ns)

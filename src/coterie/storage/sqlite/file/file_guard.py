@@ -23,8 +23,8 @@ from urllib.parse import unquote
 
 from coterie.errors import Forked, PersistenceError, StorageReplaced
 from coterie.kernel.clock import SystemClock
-from coterie.storage.sqlite.location import beside
-from coterie.storage.sqlite.write_lock import write_lock_holder
+from coterie.storage.sqlite.file.location import beside
+from coterie.storage.sqlite.file.write_lock import write_lock_holder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

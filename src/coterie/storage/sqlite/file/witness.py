@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from coterie.errors import PersistenceError
 from coterie.kernel import fork_guard
-from coterie.storage.sqlite.location import beside
+from coterie.storage.sqlite.file.location import beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
