@@ -59,8 +59,8 @@ async def test_many_units_share_few_transactions(storage: Storage, runner_a: Own
     found = await load_unit(storage, claim, units[7])
     assert found.steps == (dones[7].row, steps[14].row, steps[15].row)
     assert found.row.steps == 3
-    ends = await asyncio.gather(*(end_unit(storage, claim, unit, value=unit.encode()) for unit in units))
-    assert {each.told for each in ends} == {"written"}
+    ended = (end_unit(storage, claim, unit, value=unit.encode(), parent=None) for unit in units)
+    assert {each.told for each in await asyncio.gather(*ended)} == {"written"}
     assert writer(storage).groups - before <= 12
     rows = await list_units(storage)
     assert len(rows) == len(units)

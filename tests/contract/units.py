@@ -107,7 +107,7 @@ async def write_step(storage: Storage, claim: Claim, unit: str, position: int = 
 
 
 async def end_unit(storage: Storage, claim: Claim, unit: str, **options: Any) -> UnitEndResult:
-    row = await storage.units.get(unit)
+    row = None if "parent" in options else await storage.units.get(unit)
     above = {} if row is None else {"parent": row.parent, "waited_as": row.waited_as}
     return await storage.units.end(UnitEnd(claim, unit, **{"status": "done", **above, **options}))
 
