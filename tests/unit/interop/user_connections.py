@@ -6,6 +6,7 @@ Those that block are used in one thread of their own, as Django's connections de
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -284,18 +285,22 @@ def django_model(url: str) -> Any:
         "HOST": to.hostname,
     }
     place |= {"PORT": to.port, "PASSWORD": to.password or ""}
-    if not settings.configured:
+    if not settings.configured:  # else other tests of Django in this process have done it
         settings.configure(DATABASES={"default": place}, USE_TZ=False, DEFAULT_AUTO_FIELD="django.db.models.AutoField")
         django.setup()
+    if not _models:
 
         class Row(models.Model):  # type: ignore[misc] # Django has no types
             n = models.IntegerField(primary_key=True)
 
             class Meta:
-                app_label = "shop"
+                app_label = "rows"
                 db_table = "rows"
 
         _models.append(Row)
+    with contextlib.suppress(AttributeError):  # a connection of this thread, to the database of another test
+        connections["default"].close()
+        del connections["default"]
     connections.settings["default"].update(place)
     return _models[0]
 
