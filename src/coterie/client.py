@@ -31,7 +31,7 @@ from coterie.ownership.directory import Directory, peer_of
 from coterie.ownership.lease_thread import SideLoop, ThreadSideLoop
 from coterie.ownership.machine_id import IdGenerator
 from coterie.storage.contracts.activity import Act
-from coterie.storage.engines import open_storage, require_keys
+from coterie.storage.engines import is_in_memory, open_storage, require_keys
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Route, Transport, TransportLimits, Wire
 from coterie.transport.peers import Peers
@@ -251,7 +251,8 @@ class Client(Service):
         self.origin.set()
         spans.look()
         await self.storage.start()
-        await require_keys(self.storage)
+        if self.settings.payload_keys or not is_in_memory(self.settings):
+            await require_keys(self.storage)
         self.tokens = Tokens(await self.storage.secret())
         await self.values.start()
         await self.ids.start()

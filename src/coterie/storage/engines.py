@@ -100,6 +100,11 @@ def is_shared(settings: Settings) -> bool:
     return settings.url.partition(":")[0] != "sqlite"
 
 
+def is_in_memory(settings: Settings) -> bool:
+    """Whether the database begins empty with this process, and ends with it."""
+    return not is_shared(settings) and file_of(settings) is None
+
+
 def file_of(settings: Settings) -> Path | None:
     """The file that holds the cluster, existing or not; None: the cluster is not in a file."""
     if settings.url.partition(":")[0] != "sqlite":
