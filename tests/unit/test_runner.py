@@ -39,8 +39,16 @@ class FakeOwnership:
         return runner != "just-left"
 
 
+class NoKeys:
+    """Nothing that is stored is encrypted."""
+
+    async def keys(self) -> dict[str, str]:
+        return {}
+
+
 class FakeStorage(Storage):
     kv = machines = user_writes = cast("Any", None)
+    payloads = cast("Any", NoKeys())
 
     def __init__(self, log: Log, incarnation: str) -> None:
         super().__init__(what="storage")
