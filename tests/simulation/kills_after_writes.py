@@ -82,6 +82,11 @@ NOT_RUN = {
     | dict.fromkeys(("suspect", "mark", "lose"), _AFTER_LOSS)
     | {"complete_all": _OTHERWISE, "discard": _OPERATED, "purge": _PRUNED},
     "ownership": {"learn": _DEPLOYED, "redefine": _DEPLOYED, "note": "part of the commit that it is a note of"},
+    "payloads": {
+        "add_key": "one commit, at the first start with a key",
+        "rewrite": "one commit of a command, which goes on with the next page, and may begin anew",
+        "remove_key": "one commit of that command",
+    },
     "schema": {"record": "a migration, in one transaction"},
     "secrets": {"draw": "one commit, at the first start"},
     "states": {"delete": "by forget(), in the commit of its message", "update_all": _OTHERWISE},
