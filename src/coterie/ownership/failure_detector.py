@@ -173,11 +173,21 @@ class FailureDetector:
         await self._tasks.stop()
 
     async def evict_expired(self) -> None:
-        """Evict runners whose lease has expired."""
+        """Evict runners whose lease has expired; raises the first error when all were tried.
+
+        All are tried: on SQLite the one that holds up the eviction of the others may be among them, frozen inside a
+        commit, and only its own eviction ends it [C3].
+        """
+        problem: PersistenceError | None = None
         for suspect in self._watch.evictable():
             why = "its lease has run out"
-            if await self._evict(suspect.id, counter=suspect.counter, expired=suspect.expired, why=why):
-                self._gone(suspect.id)  # one that was spared is checked again with the next renewal
+            try:
+                if await self._evict(suspect.id, counter=suspect.counter, expired=suspect.expired, why=why):
+                    self._gone(suspect.id)  # one that was spared is checked again with the next renewal
+            except PersistenceError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def met(self, runner: str) -> bool:
         """Whether a runner was seen alive: it was reached, or has renewed its lease since we first saw it."""

@@ -396,6 +396,7 @@ class Membership(Service):
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             raise trouble
+        await self._failure_detector.evict_expired()  # first: one of them may hold up all writes that follow [C3]
         await self._seats.repay()
         await self._define()
         if self._stale:
@@ -403,7 +404,6 @@ class Membership(Service):
             self._seats.expect_view()
             reading = self._directory.begin_reading()
             self._learn(await self._lease_keeper.ask(lambda session: session.view()), reading)
-        await self._failure_detector.evict_expired()
         await self._failure_detector.check_neighbours()
         await self._readopt()
         if await self._acquire():

@@ -46,6 +46,7 @@ class EvictionCase:
         self.connections: list[str] = []
         self.unreachable = False
         self.spares = False
+        self.held_up: set[str] = set()
         self.lost = False
         self.evicted: list[tuple[str, int, bool]] = []
         self.gone: list[str] = []
@@ -69,6 +70,8 @@ class EvictionCase:
         return self.found
 
     async def evict(self, victim: str, *, counter: int, expired: bool) -> bool:
+        if victim in self.held_up:
+            raise PersistenceError(doing="test", problem=f"{victim} is held up", outcome="refused")
         self.evicted.append((victim, counter, expired))
         return not self.spares
 
@@ -446,6 +449,19 @@ async def test_one_whose_lease_has_run_out_is_evicted_unless_the_database_spares
         await watching.evict_expired()
     assert world.evicted == [("old", 7, True)]
     assert world.gone == ([] if spared else ["old"]), "one that was spared is looked at again"
+
+
+async def test_c3_each_whose_lease_has_run_out_is_tried_whatever_holds_up_the_eviction_of_another() -> None:
+    """On SQLite that may be the next one itself, frozen inside a commit."""
+    world = EvictionCase(HELD)
+    world.held_up = {"a", "b"}
+    async with evicting(world) as watching:
+        for second in range(0, 10_000, 1000):
+            sightings = [Sighting(each, 7, True, False) for each in ("a", "b", "c")]
+            watching._watch.saw(sightings, sent_ns=second * MS, got_ns=second * MS)
+        with pytest.raises(PersistenceError, match="a is held up"):
+            await watching.evict_expired()
+    assert world.evicted == [("c", 7, True)]
 
 
 async def test_one_that_is_reached_and_connected_is_left_in_peace() -> None:

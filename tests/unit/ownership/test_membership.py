@@ -425,6 +425,21 @@ async def test_what_is_defined_later_is_declared_and_taken_and_the_others_are_to
         assert membership._undeclared == {}
 
 
+async def test_c3_evictions_come_before_all_writes_of_a_pass() -> None:
+    """One that froze inside a commit holds up all writes on SQLite until it is evicted."""
+    stage = Member()
+
+    async def evict_expired() -> None:
+        stage.database.fails.clear()
+
+    async with stage.running() as membership:
+        membership._failure_detector.evict_expired = evict_expired  # type: ignore[method-assign]
+        stage.database.fails["define"] = [trouble("refused")] * 1000
+        membership.define(Definition(seat=LEADER, group="default", fingerprint="v1", takeover_delay_s=3.0))
+        await until(lambda: holds(stage, LEADER))
+        assert stage.database.calls.count("define") == 1
+
+
 async def test_one_that_was_evicted_declares_nothing() -> None:
     stage = Member()
     async with stage.running() as membership:
