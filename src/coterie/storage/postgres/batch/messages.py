@@ -82,7 +82,7 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
         ids, attempts, again_s = (
             [getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")
         )
-        return [ids, attempts, [storable(write.error) for write in failed], again_s]
+        return [ids, attempts, [write.error and storable(write.error) for write in failed], again_s]
     ended = cast("Sequence[Commit]", writes)
     ends = [[write.message for write in ended], [write.reply for write in ended]]
     return [*ends, *_changes(ended), *_sends(ended), None] if shape == "commit_handlers" else ends

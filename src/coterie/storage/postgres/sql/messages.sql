@@ -227,16 +227,17 @@ from judged as j
     left join unsent on unsent.n = j.n;
 
 -- name: set_back
--- Count failed attempts: the next one is due later, or the message is dead. Returns the result of each member, by
--- number. An attempt is counted once.
+-- Count failed attempts: the next one is due later, or the message is dead. One without an error is put off, and not
+-- counted. Returns the result of each member, by number. An attempt is counted once.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::text[], $8::float8[]) with ordinality
         as u (seat, epoch, message, attempt, error, again_s, n)
 ), /* include fence (s.name, s.epoch) */, judged as materialized (
     select i.*, m.place, case
-        when m.status = 2 and m.epoch = i.epoch and m.attempts = i.attempt then 'written' -- by an earlier try
+        when m.status = 2 and m.epoch = i.epoch and m.attempts = i.attempt and i.error is not null
+            then 'written' -- by an earlier try
         when held.name is null then 'fenced'
-        when m.status is distinct from 0 then 'gone'
+        when m.status is distinct from 0 or m.attempts >= i.attempt and i.error is null then 'gone'
         when m.attempts >= i.attempt then 'written'
     end as outcome
     from items as i
@@ -248,10 +249,13 @@ with items as materialized (
     order by i.message
 ), failed as (
     update coterie.messages as m
-    set attempts = j.attempt,
+    set attempts = case when j.error is null then m.attempts else j.attempt end,
         suspicion = 0, -- its process has survived it
-        errors = case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
-            || jsonb_build_object('number', j.attempt, 'at', statement_timestamp(), 'error', j.error),
+        errors = case
+            when j.error is null then m.errors
+            else case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
+                || jsonb_build_object('number', j.attempt, 'at', statement_timestamp(), 'error', j.error)
+        end,
         due_at = coalesce(statement_timestamp() + make_interval(secs => j.again_s), m.due_at),
         status = case when j.again_s is null then 2 else 0 end,
         completed_at = case when j.again_s is null then statement_timestamp() end,

@@ -56,6 +56,11 @@ update messages set
     )
 where cluster = :cluster and id = :id and completed_at_ns is null and attempts < :attempt;
 
+-- name: put_off
+-- An attempt is put off: due later, and not counted.
+update messages set suspicion = 0, due_at_ns = :again_at_ns
+where cluster = :cluster and id = :id and completed_at_ns is null and attempts < :attempt;
+
 -- name: failed
 -- Whether an attempt has been counted: one row if so, and if the message is pending or was set aside by this epoch.
 select 1 from messages
