@@ -51,6 +51,13 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """When it may run; None: `delay_s` from now."""
     delay_s: float = 0.0
     trace_id: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    """Names, each once, and values."""
+
+    @property
+    def tags_text(self) -> str | None:
+        """The tags as stored: a JSON object; None if there are none."""
+        return msgspec.json.encode(dict(self.tags)).decode() if self.tags else None
 
     @property
     def is_immediate(self) -> bool:
@@ -251,6 +258,7 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str | None
     losses: int = 0
     """How often its runner was lost while it ran it alone."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,6 +270,8 @@ class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
     method: str | None = None
     older_than_s: float | None = None
     """Minimum age since it was sent, or, if it has ended, since its end."""
+    tag: tuple[str, str] | None = None
+    """A name and a value. Only lists are restricted by it."""
 
 
 class Transaction(Protocol):

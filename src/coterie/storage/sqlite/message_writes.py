@@ -143,6 +143,7 @@ def _row(scope: Scope, message: Message) -> tuple[Any, ...]:
         message.trace_id,
         _due_at_ns(scope, message),
         message.payload,
+        message.tags_text,
     )
 
 
