@@ -19,13 +19,13 @@ from coterie.kernel.durations import seconds_or_none, to_seconds
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import State
-from coterie.kernel.tags import tags_of
 from coterie.kv.store import KeyValueStore
 from coterie.participant import Participant
 from coterie.program import Program
 from coterie.runner import Runner
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
+from coterie.work.tags import tags_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from coterie.entities.rpc import Rpc
-    from coterie.kernel.tags import Tag
+    from coterie.work.tags import Tag
 
 
 T = TypeVar("T")

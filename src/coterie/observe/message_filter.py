@@ -11,8 +11,8 @@ from coterie.entities.calls.by_name_client import CallsByName
 from coterie.entities.persisted.api import Messages
 from coterie.errors import InvalidArgument, MessageExpired, quoted
 from coterie.kernel.durations import to_seconds
-from coterie.kernel.tags import tag_of
 from coterie.storage.contracts import messages
+from coterie.work.tags import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Container, Mapping, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from coterie.client import Client
     from coterie.entities.persisted.api import MessageInfo
-    from coterie.kernel.tags import Tag
     from coterie.storage.contracts.messages import Status
+    from coterie.work.tags import Tag
 
 _PAGE = 200
 

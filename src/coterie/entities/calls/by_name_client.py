@@ -19,9 +19,9 @@ from coterie.entities.calls.wire import Name, read_failure
 from coterie.errors import CoterieError, MessageExpired, RunnerUnavailable
 from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.kernel.tags import Tag  # noqa: TC001 msgspec reads annotations at run time
 from coterie.ownership.directory import peer_of
 from coterie.transport.interface import Route
+from coterie.work.tags import Tag  # noqa: TC001 msgspec reads annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

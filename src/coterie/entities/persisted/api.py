@@ -16,9 +16,9 @@ from coterie.kernel import spans
 from coterie.kernel.durations import Duration, to_seconds
 from coterie.kernel.ids import EntityAddress, MessageId, Seat
 from coterie.kernel.serialization.codec import PLAIN
-from coterie.kernel.tags import tag_of
 from coterie.kernel.text import require_text
 from coterie.storage.contracts.messages import MessageFilter, MessageRow, Status
+from coterie.work.tags import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
