@@ -183,7 +183,8 @@ def _there(rows: Sequence[Any]) -> Sequence[Any]:
 
 def _seen(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
     there = _there(rows)
-    return [(row["id"], row["status"], row["attempts"], row["suspicion"], row["losses"]) for row in there]
+    names = ("id", "status", "attempts", "suspicion", "losses", "is_recent")
+    return [tuple(row[name] for name in names) for row in there]
 
 
 def _lost(run: Run) -> bool:

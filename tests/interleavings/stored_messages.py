@@ -160,7 +160,8 @@ def _put_away(s: Steps) -> list[Pair]:
 
 LOAD = Step(
     "load",
-    "select id, status, attempts, suspicion, losses, reply from coterie.messages where cluster = $1 order by id",
+    "select id, status, attempts, suspicion, losses, reply, due_at > now() - interval '1 hour' as is_recent"
+    " from coterie.messages where cluster = $1 order by id",
     (CLUSTER,),
 )
 
