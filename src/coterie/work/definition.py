@@ -42,8 +42,8 @@ def retry_of(value: Any, *, what: str, by_class: bool = True) -> Retry | None:
         raise refusal(f"retry of {what} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never")
     if value is not None and value.decides_by_class and not by_class:
         raise refusal(
-            f"retry of {what} has on or unless, and is retried whatever its body raises",
-            hint="leave them out, or do what decides about retries in a step",
+            f"retry of {what} has on or unless: any error is retried",
+            hint="leave them out, or retry in a step",
         )
     return value
 

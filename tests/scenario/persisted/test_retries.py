@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie import Discard, Discarded, Entity, MessageDead, RemoteError, Retry, Snooze, current, rpc
+from coterie import (
+    ConfigurationError,
+    Discard,
+    Discarded,
+    Entity,
+    MessageDead,
+    RemoteError,
+    Retry,
+    Snooze,
+    current,
+    rpc,
+)
 from tests.scenario.persisted.entity_program import PROMPTLY_S, Account, Overdrawn, notes, program, shared, until
 
 if TYPE_CHECKING:
@@ -142,6 +153,15 @@ async def test_a_discarded_call_ends_with_an_error_and_is_neither_retried_nor_de
     async with mailer(url, "client").connect() as client:
         with pytest.raises(Discarded, match="the customer has left"):
             await client.result(message)
+
+
+def test_a_volatile_rpc_has_no_policy() -> None:
+    class Idle(Entity):
+        @rpc(retry=Retry.never)
+        async def rest(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"Idle\.rest has retry and is not persisted"):
+        program("sqlite://", "anna", Idle)
 
 
 async def test_a_volatile_call_is_neither_put_off_nor_discarded(url: str) -> None:
