@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         DeferredMismatch,
         DeferredRejected,
         DeferredTimeout,
+        Discarded,
         EntityNotAssigned,
         Forked,
         HeartbeatFailed,
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from coterie.kernel.context import ClusterContext, current, within_cluster
     from coterie.kernel.durations import Duration
     from coterie.kernel.ids import MessageId, ShardId, Snowflake
-    from coterie.kernel.retry import Breaker, Retry
+    from coterie.kernel.retry import Breaker, Discard, Retry, Snooze
     from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health, Reason
     from coterie.settings import Encrypted, Settings
@@ -98,6 +99,8 @@ __all__ = [
     "DeferredMismatch",
     "DeferredRejected",
     "DeferredTimeout",
+    "Discard",
+    "Discarded",
     "Durable",
     "Duration",
     "Encrypted",
@@ -144,6 +147,7 @@ __all__ = [
     "SingletonError",
     "SingletonInfo",
     "Singletons",
+    "Snooze",
     "Snowflake",
     "StateLoadFailed",
     "StatePersistFailed",
@@ -190,7 +194,7 @@ _MODULES = {
     "kernel.context": ("ClusterContext", "current", "within_cluster"),
     "kernel.durations": ("Duration",),
     "kernel.ids": ("MessageId", "ShardId", "Snowflake"),
-    "kernel.retry": ("Breaker", "Retry"),
+    "kernel.retry": ("Breaker", "Discard", "Retry", "Snooze"),
     "kv.store": ("KeyValueStore",),
     "observe.health": ("Health", "Reason"),
     "settings": ("Encrypted", "Settings"),

@@ -10,6 +10,7 @@ from coterie import main
 from coterie.client import Runners
 from coterie.definitions import Definitions
 from coterie.entities.persisted.api import Messages
+from coterie.entities.persisted.edit import send_edited
 from coterie.entities.persisted.outcome import transaction_here
 from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.entities.reference import address_of, require_call
@@ -24,6 +25,7 @@ from coterie.program import Program
 from coterie.runner import Runner
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
+from coterie.work.tags import tags_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -96,6 +98,9 @@ class Cluster(Definitions):
             lambda: acting().storage.messages,
             hint=lambda seat: acting().calling.persisted.hint(seat),
             writing=writing,
+            resend=lambda dead, arguments: send_edited(
+                acting(), dead, arguments, within_s=self.settings.call_timeout.total_seconds()
+            ),
         )
         self.singletons = Singletons(
             acting,
@@ -293,6 +298,7 @@ class Cluster(Definitions):
         at: datetime | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        tags: Mapping[str, str] | None = None,
         via: object = None,
     ) -> MessageId[T]:
         """Send a call without waiting for its reply: `await cluster.send(account.charge("order-7", 500))`.
@@ -306,23 +312,26 @@ class Cluster(Definitions):
             at: When it is to run: an instant with a time zone, by the database's clock. Persisted rpcs only.
             delay: The same, relative to now.
             key: Idempotency key: sends with the same key are one message. Persisted rpcs only.
+            tags: Names and values by which `cluster.messages.list(tag=…)` finds it; they are stored as they are, also
+                where payloads are encrypted. Persisted rpcs only.
             via: Your own connection, session or transaction: the message is stored by it, and runs when it commits,
                 or never. Persisted rpcs only.
 
         Raises:
             TypeError: The argument is not a call; or it is volatile, and an option is for persisted rpcs; or `via` is
                 nothing that can store a message.
-            InvalidArgument: `via` would commit by itself, or is a connection to another database.
+            InvalidArgument: `via` would commit by itself, or is a connection to another database; or there are too many
+                tags, or one is too long.
             KeyConflict: The key was used before with other arguments.
             PersistenceError: The message could not be stored.
         """
         taken = require_call(call, what="cluster.send")
-        options = (("at", at), ("delay", delay), ("key", key), ("via", via))
+        options = (("at", at), ("delay", delay), ("key", key), ("tags", tags), ("via", via))
         given = [name for name, value in options if value is not None]
         if given and not taken.rpc.persisted:
             raise TypeError(f"{taken!r} is not persisted: {given[0]}= is for persisted rpcs")
         delay_s = _delay_s(repr(taken), at, delay)
-        taken.key = key
+        taken.key, taken.tags = key, tags_of(tags, what=taken)
         if via is not None:
             return (await self._outbox.send([taken], via, at=at, delay_s=delay_s))[0]
         return await self._program.entities.send(taken, at=at, delay_s=delay_s)
@@ -333,6 +342,7 @@ class Cluster(Definitions):
         *,
         at: datetime | None = None,
         delay: Duration | None = None,
+        tags: Mapping[str, str] | None = None,
         via: object = None,
     ) -> list[MessageId[T]]:
         """Send many persisted calls in few commits: `await cluster.send_many(a.deposit(o, 5) for o in orders)`.
@@ -344,6 +354,7 @@ class Cluster(Definitions):
             calls: What methods of references returned. All are checked before the first is stored.
             at: When they are to run: as in `send`.
             delay: The same, relative to now.
+            tags: As in `send`: each of them has these.
             via: As in `send`: all of them are in that one commit.
 
         Returns:
@@ -356,7 +367,9 @@ class Cluster(Definitions):
             PersistenceError: Some could not be stored. `error.stored` has the ids of those that are for sure.
         """
         taken = [require_call(call, what="cluster.send_many", persisted=True) for call in calls]
-        delay_s = _delay_s("cluster.send_many", at, delay)
+        delay_s, pairs = _delay_s("cluster.send_many", at, delay), tags_of(tags, what="cluster.send_many")
+        for each in taken:
+            each.tags = pairs
         if via is not None:
             return await self._outbox.send(taken, via, at=at, delay_s=delay_s)
         return await self._program.entities.send_many(taken, at=at, delay_s=delay_s)

@@ -237,8 +237,10 @@ async def test_however_the_seat_was_lost_the_former_holder_ends_nothing(
     ]
     assert await asyncio.gather(*map(storage.messages.commit, late)) == ["fenced"] * 4
     assert await storage.messages.setback(Setback(old, id_of(1), 1, "late", None)) == "fenced"
+    assert await storage.messages.setback(Setback(old, id_of(1), 1, None, 3600.0)) == "fenced"
     assert not await storage.messages.cancel(id_of(1), old, reply=CANCELLED)
     assert await statuses(storage, 1, 2) == ["pending", None]
+    assert await due_ids(storage) == [1], "it was put off by a former holder"
     assert await storage.states.load(new, "e") == StateLoaded(None, 0)
     assert await storage.messages.commit(Commit(new, id_of(1), b"new", change("e", b"new"))) == "written"
 
@@ -336,6 +338,48 @@ async def test_a_setback_of_what_has_ended_is_gone(storage: Storage, a: Ownershi
     assert told == ["gone"] * 3
     assert await storage.messages.commit(Commit(claim, id_of(2), b"late")) == "gone"
     assert await statuses(storage, 1, 2, 3) == ["done", "dead", None]
+
+
+async def test_what_is_put_off_is_due_later_and_counts_nothing(
+    storage: Storage, a: Ownership, passing: Passing
+) -> None:
+    """T5: nothing of the failures before it changes, and the attempt keeps its number."""
+    claim = await take(a, A)
+    for number in (1, 2):
+        await storage.messages.insert(message(number))
+    await storage.messages.setback(Setback(claim, id_of(1), 1, "boom", 0.0))
+    write = Setback(claim, id_of(1), 2, None, 0.2)
+    told = [await storage.messages.setback(write) for _ in range(2)]
+    told += await asyncio.gather(
+        storage.messages.setback(write),
+        storage.messages.setback(Setback(claim, id_of(2), 1, None, 3600.0)),
+        storage.messages.setback(write),
+    )
+    assert told == ["written"] * 5, "also if an earlier try of it has happened"
+    row, now = await look(storage, 1), await storage.now()
+    assert row is not None
+    assert (row.status, row.attempts, row.completed_at) == ("pending", 1, None)
+    assert [(each.number, each.error) for each in row.errors] == [(1, "boom")]
+    assert row.due_at <= now + timedelta(seconds=0.21)
+    await passing(0.25)
+    assert await due_ids(storage) == [1]
+    (delivery,) = await storage.messages.fetch([id_of(1)])
+    assert delivery.attempts == 1
+    assert await storage.messages.setback(Setback(claim, id_of(1), 2, "boom", 0.0)) == "written", "the same attempt"
+
+
+async def test_what_has_ended_or_failed_since_is_not_put_off(storage: Storage, a: Ownership) -> None:
+    """A try whose outcome was unknown, and that comes late, holds up nothing."""
+    claim = await take(a, A)
+    for number in (1, 2, 3):
+        await storage.messages.insert(message(number))
+    await storage.messages.commit(Commit(claim, id_of(1)))
+    await storage.messages.setback(Setback(claim, id_of(2), 1, "boom", None))
+    await storage.messages.setback(Setback(claim, id_of(3), 1, "boom", 0.0))
+    late = [await storage.messages.setback(Setback(claim, id_of(n), 1, None, 3600.0)) for n in (1, 2, 3, 4)]
+    assert late == ["gone"] * 4
+    assert await statuses(storage, 1, 2, 3) == ["done", "dead", "pending"]
+    assert await due_ids(storage) == [3]
 
 
 async def test_the_last_errors_are_kept(storage: Storage, a: Ownership) -> None:

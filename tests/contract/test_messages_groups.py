@@ -59,6 +59,7 @@ def _write(chance: random.Random, claims: list[Claim], fresh: Iterator[int]) -> 
         Commit(claim, chance.choice([None, known]), b"%d" % number, chance.choice([None, state])),
         Commit(claim, known, b"", state, (new, message(1_000_000 + number))),
         Setback(claim, known, chance.choice([1, 2, 3]), "boom", chance.choice([0.0, 0.0, None])),
+        Setback(claim, known, chance.choice([1, 2, 3]), None, 0.0),
         StateSave(claim, key, b"%d" % number, chance.choice([0, 1, 2])),
         KvPut(key, b"%d" % number, number, claim=chance.choice([None, claim])),
         KvSwap(key, None, b"%d" % number, number, claim=chance.choice([None, claim])),

@@ -58,7 +58,8 @@ _TABLES = {
         "select key, convert_from(value, 'UTF8') as value, stamp, expires_at <= now() as expired"
         " from coterie.kv order by key"
     ),
-    "messages": "select id, key, status, attempts, suspicion, losses, epoch, reply from coterie.messages order by id",
+    "messages": "select id, key, status, attempts, suspicion, losses, epoch, reply,"
+    " due_at > now() - interval '1 hour' as is_recent from coterie.messages order by id",
     "definitions": "select name, fingerprint, effective_from from coterie.seats order by name",
     "crons": "select * from coterie.crons order by name",
     "cron_pauses": "select * from coterie.cron_pauses order by name, until_at",

@@ -15,6 +15,8 @@ PENDING, DONE, DEAD = 0, 1, 2
 CANCELLED = b"cancelled"
 """The reply of a message that was cancelled: to all who want it, it is gone."""
 SUSPECT, ALONE = 1, 2
+UNENDED = ("set back", "put off")
+"""Scripts after which the message may still be pending."""
 
 
 def nothing_late(run: Run) -> Problems:
@@ -69,7 +71,7 @@ def counted_if_pending(run: Run) -> Problems:
     if (told[0]["id"] is not None) != (is_pending and was_alone):
         problems.append(f"B counted a loss of {told[0]['id']}, and had read {dict(before)}")
     mine = run.a.rows("write")
-    if run.pair.a.name == "set back" and mine and mine[0]["outcome"] == "written" and told[0]["id"] is not None:
+    if run.pair.a.name in UNENDED and mine and mine[0]["outcome"] == "written" and told[0]["id"] is not None:
         problems.append(f"B counted a loss of {told[0]['id']}, whose failed attempt its process had survived")
     return problems
 
@@ -78,10 +80,10 @@ def ended_or_cancelled(run: Run) -> Problems:
     """A ends a message or counts an attempt, B cancels it: told so only if it was so."""
     told, cancelled = run.a.rows("write"), run.b.rows("cancel")
     there = {row["id"]: row for row in _messages(run)}
-    problems = whole(run) if run.pair.a.name != "set back" else []
+    problems = whole(run) if run.pair.a.name not in UNENDED else []
     if cancelled and "m1" in there:
         problems.append("B was told that it is cancelled, and it is there")
-    if cancelled and told is not None and told[0]["outcome"] == "written" and run.pair.a.name != "set back":
+    if cancelled and told is not None and told[0]["outcome"] == "written" and run.pair.a.name not in UNENDED:
         problems.append("both ended and cancelled")
     if not _lost(run) and not cancelled and (told is None or told[0]["outcome"] != "written"):
         problems.append("neither of the two had its way")
@@ -181,7 +183,8 @@ def _there(rows: Sequence[Any]) -> Sequence[Any]:
 
 def _seen(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
     there = _there(rows)
-    return [(row["id"], row["status"], row["attempts"], row["suspicion"], row["losses"]) for row in there]
+    names = ("id", "status", "attempts", "suspicion", "losses", "is_recent")
+    return [tuple(row[name] for name in names) for row in there]
 
 
 def _lost(run: Run) -> bool:

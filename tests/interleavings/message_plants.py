@@ -81,6 +81,26 @@ MAIL_PLANTS = (
         swapped(("set_back",), ("        suspicion = 0, -- its process has survived it\n", "")),
     ),
     Plant(
+        "put off under no fence",
+        "T5, C1",
+        "message: put off x release and grant",
+        "stale",
+        swapped(
+            ("set_back",),
+            ("when held.name is null then 'fenced'", "when i.error is not null and held.name is null then 'fenced'"),
+        ),
+    ),
+    Plant(
+        "a loss counted for what was put off meanwhile",
+        "T5, C5",
+        "message: put off x take over what was begun alone",
+        "B counted a loss",
+        swapped(
+            ("set_back",),
+            ("suspicion = 0, --", "suspicion = case when j.error is null then m.suspicion else 0 end, --"),
+        ),
+    ),
+    Plant(
         "taken back under no fence",
         "C1",
         "message: cancel under the fence x release and grant",

@@ -36,6 +36,7 @@ ENDED = Commit(MINE, "m1", b"reply")
 LEFT = Commit(MINE, "m1", b"reply", StateChange("k", b"new", 1), (message("m2"),))
 AGAIN = Setback(MINE, "m1", 1, "boom", 0.0)
 DEAD = Setback(MINE, "m1", 1, "boom", None)
+PUT_OFF = Setback(MINE, "m1", 1, None, 0.0)
 
 
 def rows(
@@ -75,6 +76,7 @@ def _against_owners(s: Steps) -> list[Pair]:
     end, commit = _script(s, "end", ENDED), _script(s, "commit", LEFT)
     lone = _lone_end(s)
     again, dead = _script(s, "set back", AGAIN), _script(s, "set aside", DEAD)
+    put_off = _script(s, "put off", PUT_OFF)
     suspect = Script("suspect", atomic(_suspect(s, "a")))
     cancel = Script(
         "cancel under the fence", atomic(s.step("cancel_fenced", "a", "s1", 1, "m1", judges.CANCELLED, step="write"))
@@ -89,6 +91,7 @@ def _against_owners(s: Steps) -> list[Pair]:
         _pair(expired, commit, evicted, judges.nothing_late),
         _pair(held, again, granted, judges.nothing_late),
         _pair(expired, dead, evicted, judges.nothing_late),
+        _pair(held, put_off, granted, judges.nothing_late),
         _pair(held, suspect, granted, judges.nothing_late),
         _pair(held, cancel, granted, judges.nothing_late),
         _pair(expired, end, takes_over, judges.counted_if_pending),
@@ -97,6 +100,7 @@ def _against_owners(s: Steps) -> list[Pair]:
         _pair(suspected, mark, takes_over, judges.counted_if_pending),
         _pair(alone_, end, takes_begun, judges.counted_if_pending),
         _pair(alone_, again, takes_begun, judges.counted_if_pending),
+        _pair(alone_, put_off, takes_begun, judges.counted_if_pending),
     ]
 
 
@@ -113,6 +117,7 @@ def _against_each_other(s: Steps) -> list[Pair]:
         overtaken(lone, cancel, judges.ended_or_cancelled),
         overtaken(commit, cancel, judges.ended_or_cancelled),
         overtaken(again, cancel, judges.ended_or_cancelled),
+        overtaken(_script(s, "put off", PUT_OFF), cancel, judges.ended_or_cancelled),
         overtaken(Script("suspect", atomic(_suspect(s, "a"))), end, judges.suspected_or_ended),
         overtaken(Script("suspect", atomic(_suspect(s, "a"))), lone, judges.suspected_or_ended),
         _pair(rows("m1", holder=None), late, begins, judges.cancelled_unseen),
@@ -155,7 +160,8 @@ def _put_away(s: Steps) -> list[Pair]:
 
 LOAD = Step(
     "load",
-    "select id, status, attempts, suspicion, losses, reply from coterie.messages where cluster = $1 order by id",
+    "select id, status, attempts, suspicion, losses, reply, due_at > now() - interval '1 hour' as is_recent"
+    " from coterie.messages where cluster = $1 order by id",
     (CLUSTER,),
 )
 

@@ -23,6 +23,8 @@ _LOCK = re.compile(r"\bfor (?P<mode>no key update|update|key share|share)\b(?:\s
 _SOURCE = re.compile(r"\b(?:from|join)\s+coterie\.(?P<table>\w+)(?:\s+as\s+(?P<alias>\w+))?")
 _BEHIND: Mapping[str, Mapping[str, Deed]] = {
     "delete runners": {"leases": "delete", "seats": "update"},  # foreign keys: on delete cascade, on delete set null
+    "insert messages": {"message_tags": "insert"},  # triggers
+    "delete messages": {"message_tags": "delete"},
     "call forget_units": {"steps": "delete", "deferreds": "delete"},
 }
 """What the schema does for a statement, beside what stands in it."""
@@ -128,7 +130,7 @@ def _deeds(text: str) -> dict[str, set[Deed]]:
         sources = [source for source in _SOURCE.finditer(inside) if match["alias"] in (None, source["alias"])]
         for source in sources:
             _add(deeds, source["table"], "key lock" if match["mode"] == "key share" else "lock")
-    causes = [f"delete {table}" for table, kinds in deeds.items() if "delete" in kinds]
+    causes = [f"{kind} {table}" for table, kinds in deeds.items() for kind in ("insert", "delete") if kind in kinds]
     causes += ["call forget_units"] if "coterie.forget_units" in text else []
     for cause in causes:
         for table, deed in behind(cause).items():

@@ -65,14 +65,17 @@ def test_every_word_of_a_statement_that_writes_is_understood(file: str) -> None:
 
 
 def test_what_the_schema_does_for_a_statement_is_known() -> None:
-    """Foreign keys and functions write, too; there are no triggers."""
+    """Foreign keys, functions and triggers write, too."""
     schema = "".join(each.sql for each in migrations.load("coterie.storage.postgres.migrations"))
     schema = re.sub(r"--.*", "", schema)
-    assert "trigger" not in schema
+    triggers = re.findall(r"create trigger \w+ (after \w+) on coterie\.(\w+) .*? function coterie\.(\w+)", schema)
+    assert triggers == [("after insert", "messages", "store_tags"), ("after delete", "messages", "remove_tags")]
+    assert schema.count("create trigger") == len(triggers)
     assert "on update" not in schema
     functions = set(re.findall(r"create (?:or replace )?function coterie\.(\w+)", schema))
     for_sql = {"add_incoming", "send", "start_workflow"}  # called by programs without coterie, they add a row
-    assert functions == {"overtaken", "forget_units"} | for_sql, "the first one raises, the second stands in `behind`"
+    known = {"overtaken", "forget_units", "store_tags", "remove_tags"} | for_sql
+    assert functions == known, "the first one raises, the others stand in `behind`"
     keys = {
         f"{table}: {parent}, {deed}"
         for table, columns in re.findall(r"create table coterie\.(\w+) \((.*?)\n\);", schema, re.DOTALL)
@@ -94,6 +97,8 @@ def test_what_the_schema_does_for_a_statement_is_known() -> None:
         ("commit_handlers", "states", {"insert", "update", "delete"}),
         ("add_step", "units", {"key lock"}),
         ("purge_units", "steps", {"delete"}),  # by a function
+        ("add_message", "message_tags", {"insert"}),  # by a trigger
+        ("purge_messages", "message_tags", {"delete"}),
         ("kv_purge", "kv", {"delete"}),
     ],
 )

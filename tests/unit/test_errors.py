@@ -36,8 +36,8 @@ TREE = """
 CoterieError
   ClusterError
     MailboxFull RunnerFull SendTimeout RunnerUnavailable EntityNotAssigned MalformedMessage
-    UnknownEntity KeyConflict ReentrantCall InvalidArgument MessageDead MessageCancelled MessageExpired NotCommitted
-    TransactionTimeout PersistenceError
+    UnknownEntity KeyConflict ReentrantCall InvalidArgument MessageDead MessageCancelled Discarded MessageExpired
+    NotCommitted TransactionTimeout PersistenceError
       StorageReplaced
       UnreadablePayload
     NotStarted NotReady ShuttingDown Forked WrongLoop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import pickle
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from coterie.errors import ConfigurationError
 from coterie.kernel.random import Random
-from coterie.kernel.retry import Retry
+from coterie.kernel.retry import Discard, Retry, Snooze
 
 
 def delays(retry: Retry, *, seed: int = 1) -> list[float]:
@@ -115,3 +116,57 @@ def test_a_policy_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(retry)) == copy.deepcopy(retry) == retry
     with pytest.raises(dataclasses.FrozenInstanceError):
         retry.attempts = 9  # type: ignore[misc]  # the point of the test
+
+
+class Refused(ConnectionError):
+    pass
+
+
+def retried(retry: Retry, error: BaseException | None) -> bool:
+    return retry.delay_s(1, Random(1), error) is not None
+
+
+def test_t5_the_class_of_the_exception_decides_and_unless_comes_first() -> None:
+    retry = Retry(on=[ConnectionError, TimeoutError], unless=[Refused])
+    assert retried(retry, ConnectionResetError())
+    assert retried(retry, TimeoutError())
+    assert not retried(retry, ValueError())
+    assert not retried(retry, Refused())
+    assert not retried(Retry(unless=[ConnectionError]), Refused())
+    assert retried(Retry(unless=[Refused]), ConnectionError())
+    assert retried(retry, asyncio.CancelledError()), "the user's classes are of exceptions"
+    assert retried(retry, None), "what failed is no exception of a handler"
+    assert retry.delay_s(5, Random(1), TimeoutError()) is None, "attempts are counted as before"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"on": ConnectionError}, r"write on=\[ConnectionError\]"),
+        ({"unless": "ConnectionError"}, r"write unless=\[TimeoutError\]"),
+        ({"on": [ConnectionError()]}, "which is no exception class"),
+        ({"unless": [KeyboardInterrupt]}, "which is no exception class"),
+        ({"on": []}, r"write Retry\.never"),
+        ({"on": [Snooze]}, "Snooze, which decides by itself"),
+        ({"unless": [Discard]}, "Discard, which decides by itself"),
+    ],
+)
+def test_t5_what_is_no_list_of_exceptions_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Retry(**given)
+
+
+def test_a_policy_without_classes_shows_none_so_that_fingerprints_stay() -> None:
+    assert repr(Retry.never).endswith("jitter=0.2)")
+    assert repr(Retry(on=[Refused])).endswith(f"on=({Refused!r},))")
+
+
+@pytest.mark.parametrize("delay", [0, -1, "soon", "40000d"])
+def test_a_snooze_is_of_a_positive_duration_that_databases_can_store(delay: Any) -> None:
+    with pytest.raises(ConfigurationError, match="delay of Snooze"):
+        Snooze(delay)
+
+
+def test_snooze_and_discard_cross_a_process_pool() -> None:
+    assert pickle.loads(pickle.dumps(Snooze("10m"))).delay_s == 600
+    assert pickle.loads(pickle.dumps(Discard("why"))).why == "why"

@@ -148,7 +148,7 @@ def define(name: str, schedule: str, body: CronBody, options: CronOptions) -> Cr
         schedule=read_schedule(schedule, options.get("timezone", "UTC"), cron=name),
         policy=_policy(name, options, what),
         timeout_s=seconds_or_none(options.get("timeout"), what=f"timeout of {what}"),
-        retry=retry_of(options.get("retry"), what=what),
+        retry=retry_of(options.get("retry"), what=what, by_class=False),
         takeover_delay_s=seconds_or_none(options.get("takeover_delay"), what=f"takeover_delay of {what}") or 0.0,
     )
 

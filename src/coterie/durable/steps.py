@@ -265,7 +265,7 @@ class DurableWork(WaitingWork):
                 log.info("%s is retried, its receiver could not be reached: %s", self._what(place), error)
             except Exception as error:
                 attempt += 1
-                pause_s = None if retry is None else retry.delay_s(attempt, self._services.chance)
+                pause_s = None if retry is None else retry.delay_s(attempt, self._services.chance, error)
                 if pause_s is None:
                     raise
                 log.info("%s is retried after %r", self._what(place), error)

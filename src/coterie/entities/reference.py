@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from coterie.entities.rpc import Rpc
+    from coterie.work.tags import Tag
 
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Call(Coroutine[Any, Any, T_co]):
         Awaiting it twice raises an error, and does not send it twice. Cancelled before it starts, it sends nothing.
     """
 
-    __slots__ = ("_inner", "_is_sent", "_sender", "address", "key", "payload", "rpc", "timeout_s")
+    __slots__ = ("_inner", "_is_sent", "_sender", "address", "key", "payload", "rpc", "tags", "timeout_s")
 
     def __init__(
         self, address: EntityAddress, rpc: Rpc, payload: bytes, sender: Sender, timeout_s: float | None
@@ -65,6 +66,7 @@ class Call(Coroutine[Any, Any, T_co]):
         self.payload = payload
         self.timeout_s = timeout_s
         self.key: str | None = None
+        self.tags: tuple[Tag, ...] = ()
         self._sender = sender
         self._inner: Coroutine[Any, Any, T_co] | None = None
         self._is_sent = False

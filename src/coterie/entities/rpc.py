@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from coterie.entities.arguments import Arguments, codec_of, hints_of, item_hints
 from coterie.entities.declared_errors import declared_errors
@@ -20,8 +20,11 @@ from coterie.kernel import metrics
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.kernel.metrics import Series
 from coterie.kernel.serialization.codec import Codec, codec_for
-from coterie.work.definition import is_async, refusal, refuse_unknown
+from coterie.work.definition import is_async, refusal, refuse_unknown, retry_of
 from coterie.work.threads import in_thread
+
+if TYPE_CHECKING:
+    from coterie.kernel.retry import Retry
 
 
 class RpcMetrics:
@@ -66,6 +69,7 @@ class RpcOptions:
     key: str | tuple[str, ...] | None = None
     errors: Sequence[type[Exception]] = ()
     timeout: Duration | None = None
+    retry: Retry | None = None
 
 
 class RpcDecorator(Protocol):
@@ -88,6 +92,7 @@ def rpc(
     key: str | tuple[str, ...] | None = None,
     errors: Sequence[type[Exception]] = (),
     timeout: Duration | None = None,
+    retry: Retry | None = None,
 ) -> RpcDecorator: ...
 def rpc(fn: Any = None, /, **options: Any) -> Any:
     """Let any process call this method of an entity. Written with or without parentheses.
@@ -110,6 +115,8 @@ def rpc(fn: Any = None, /, **options: Any) -> Any:
                     errors: The exceptions that are results: they reach the caller as themselves, others as
                         `RemoteError`.
                     timeout: How long a caller waits. None: the setting `call_timeout`.
+                    retry: How often and after which exceptions a persisted call is tried again. None: as the entity
+                        type says.
 
     Raises:
             ConfigurationError: It is no function, or a generator, or an option is invalid.
@@ -179,6 +186,8 @@ class Rpc:
     """The parameters that form the key."""
     timeout_s: float | None
     is_stream: bool
+    retry: Retry | None
+    """None: the policy of its entity type."""
     is_threaded: bool
     """Whether its body runs in a thread, which a cancellation does not end."""
     result_what: str
@@ -226,10 +235,20 @@ def make_rpc(fn: Callable[..., Any], options: RpcOptions, cls: type, *, name: st
         key=_key(options, arguments.names, hints, what=what),
         timeout_s=seconds_or_none(options.timeout, what=f"timeout of {what}"),
         is_stream=is_stream,
+        retry=_retry(options, what=what),
         is_threaded=getattr(fn, _THREADED, False),
         result_what=f"result of {what}",
         counted=RpcMetrics(what.rpartition(".")[0], name, persisted=options.persisted),
     )
+
+
+def _retry(options: RpcOptions, *, what: str) -> Retry | None:
+    if options.retry is not None and not options.persisted:
+        raise refusal(
+            f"{what} has retry and is not persisted",
+            hint="write persisted=True too: only a stored call is tried again after its handler has raised",
+        )
+    return retry_of(options.retry, what=what)
 
 
 def _key(options: RpcOptions, names: tuple[str, ...], hints: dict[str, Any], *, what: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
     ├── ClusterError                 .reason
     │   ├── MailboxFull  RunnerFull  SendTimeout*  RunnerUnavailable  EntityNotAssigned  MalformedMessage  UnknownEntity
     │   ├── KeyConflict  ReentrantCall  InvalidArgument (also ValueError)  MessageDead  MessageCancelled
-    │   ├── MessageExpired  NotCommitted  TransactionTimeout  PersistenceError (with StorageReplaced)
+    │   ├── Discarded  MessageExpired  NotCommitted  TransactionTimeout  PersistenceError (with StorageReplaced)
     │   └── NotStarted  NotReady*  ShuttingDown  Forked  WrongLoop
     ├── RemoteError                  an undeclared exception in a handler
     ├── SingletonError               .reason .singleton
@@ -175,6 +175,16 @@ class MessageCancelled(ClusterError):
     text = "message {message_id} was cancelled before it ran"
     advice = "send it again if it is to run after all"
     message_id: str
+
+
+class Discarded(ClusterError):
+    """The handler of the message has given it up, by `raise Discard(…)`."""
+
+    text = "message {message_id} to {target} was discarded: {problem}"
+    advice = "it is not retried; send it again, with another key if it has one, once that has changed"
+    message_id: str
+    target: str
+    problem: str
 
 
 class TransactionTimeout(ClusterError):

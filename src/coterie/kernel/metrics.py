@@ -265,7 +265,8 @@ ACTIVATIONS = _counter("coterie_activations_total", "Lives of entities that bega
 MESSAGES_SENT = _counter("coterie_messages_sent_total", "Messages that this process has stored", "type rpc")
 MESSAGES = _counter(
     "coterie_messages_total",
-    "Attempts of persisted messages that have ended: ok, declared, retried (there will be another one) or dead",
+    "Attempts of persisted messages that have ended: ok, declared, retried (there will be another one),"
+    " snoozed (put off), discarded or dead",
     "type rpc outcome",
 )
 

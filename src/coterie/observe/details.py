@@ -326,7 +326,7 @@ def _message(info: MessageInfo, found: ChosenMessages, *, texts: bool) -> dict[s
     told = {name: value for name, value in plain(info).items() if name not in ("payload", "reply", "errors")}
     if not texts:
         told["failure"] = None if info.failure is None else worded(info.failure, texts=False)
-        told["key"] = None
+        told["key"], told["tags"] = None, {}
     errors = [{"number": each.number, "at": each.at, **_failed(each.error, texts=texts)} for each in info.errors]
     return {**told, "id": str(info.id), "state": found.state(info), "errors": errors}
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import heapq
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from coterie.entities.calls.by_name_client import CallsByName
 from coterie.entities.persisted.api import Messages
-from coterie.errors import MessageExpired
+from coterie.errors import InvalidArgument, MessageExpired, quoted
 from coterie.kernel.durations import to_seconds
 from coterie.storage.contracts import messages
+from coterie.work.tags import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Container, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from coterie.client import Client
     from coterie.entities.persisted.api import MessageInfo
     from coterie.storage.contracts.messages import Status
+    from coterie.work.tags import Tag
 
 _PAGE = 200
 
@@ -27,7 +29,7 @@ State = Literal["waiting", "running", "scheduled", "dead", "done"]
 """A pending message is in one of the first three: due, running, due later."""
 
 STATES: tuple[State, ...] = get_args(State)
-QUALIFIERS = ("type", "id", "method", "state", "error", "key", "older")
+QUALIFIERS = ("type", "id", "method", "state", "error", "key", "tag", "older")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,8 @@ class MessageOptions:
     error: str | None = None
     """Part of the error of its last attempt."""
     key: str | None = None
+    tag: str | None = None
+    """The name and the value of a tag: `order=7`."""
     older: str | None = None
     """Sent, or ended, longer ago than that."""
 
@@ -60,12 +64,26 @@ class MessageOptions:
     @property
     def is_coarse(self) -> bool:
         """Whether storage itself can apply the whole filter."""
-        return self.method is self.error is self.key is None
+        return self.method is self.error is self.key is self.tag is None
 
     @property
     def older_s(self) -> float | None:
         """The age in seconds."""
         return None if self.older is None else to_seconds(self.older, what="older", allow_zero=True)
+
+    @property
+    def tag_pair(self) -> Tag | None:
+        """The tag as `cluster.messages` takes it.
+
+        Raises:
+            ValueError: It has no "=", or is none.
+        """
+        if self.tag is None:
+            return None
+        name, equals, value = self.tag.partition("=")
+        if not equals:
+            raise InvalidArgument(what="tag", value=quoted(self.tag), problem="write a name and a value, as in order=7")
+        return tag_of((name, value))
 
     def stored(self) -> messages.MessageFilter:
         """The part of the filter that storage itself can apply."""
@@ -84,6 +102,7 @@ class MessageOptions:
             and (self.state is None or self.state == state_of(message, now=now, running=running))
             and (self.method is None or self.method == message.method)
             and (self.key is None or self.key == message.key)
+            and (self.tag_pair is None or message.tags.get(self.tag_pair[0]) == self.tag_pair[1])
             and (self.error is None or self.error.lower() in last.lower())
         )
 
@@ -132,7 +151,7 @@ async def choose(
     here: Client, chosen: MessageOptions, *, limit: int, after: str | None = None, newest: bool = False
 ) -> ChosenMessages:
     """The first messages that match, in the order of their ids, with `newest` in the reverse order; without a state all
-    that are not done."""
+    that are not done, and with a tag all."""
     now = await here.storage.now()
     is_asked = chosen.status in (None, "pending")
     at_work = await CallsByName(here).running() if is_asked else None
@@ -141,7 +160,8 @@ async def choose(
         later = [each for each in sorted(running, reverse=newest) if after is None or (each < after) is newest]
         found = await _at_work(here, [each for each in later if each != after])
     else:
-        statuses: list[Status] = ["pending", "dead"] if chosen.status is None else [chosen.status]
+        unnamed: list[Status | None] = ["pending", "dead"] if chosen.tag is None else [None]
+        statuses = unnamed if chosen.status is None else [chosen.status]
         walks = [walk(here, chosen, each, after=after, newest=newest) for each in statuses]
         lists = [await _some(each, chosen, now, running, limit=limit) for each in walks]
         found = list(heapq.merge(*lists, key=lambda each: each.id, reverse=newest))
@@ -168,13 +188,17 @@ async def _some(
 
 
 async def walk(
-    here: Client, chosen: MessageOptions, status: Status, *, after: str | None = None, newest: bool = False
+    here: Client, chosen: MessageOptions, status: Status | None, *, after: str | None = None, newest: bool = False
 ) -> AsyncIterator[MessageInfo]:
-    """All messages of a status that storage chooses, a page at a time."""
+    """All messages of a status, or of all, that storage chooses, a page at a time."""
+    asked: dict[str, Any] = {
+        "status": status,
+        "entity": chosen.entity,
+        "older_than": chosen.older,
+        "tag": chosen.tag_pair,
+    }
     while True:
-        page = await _messages(here).list(
-            status=status, entity=chosen.entity, older_than=chosen.older, limit=_PAGE, after=after, newest=newest
-        )
+        page = await _messages(here).list(**asked, limit=_PAGE, after=after, newest=newest)
         for each in page:
             yield each
         if len(page) < _PAGE:

@@ -332,4 +332,6 @@ def _retry(value: Any, what: str) -> Retry:
 
 def _retry_text(policy: Retry) -> str:
     base, most = format_duration(policy.base), format_duration(policy.max)
-    return f"attempts={policy.attempts},base={base},factor={policy.factor:g},max={most},jitter={policy.jitter:g}"
+    plain = f"attempts={policy.attempts},base={base},factor={policy.factor:g},max={most},jitter={policy.jitter:g}"
+    classes = (("on", policy.on), ("unless", policy.unless))  # shown, and given only in the program: they are no text
+    return plain + "".join(f",{name}={'+'.join(kind.__name__ for kind in kinds)}" for name, kinds in classes if kinds)

@@ -130,7 +130,7 @@ def define(name: str, body: SingletonBody, options: SingletonOptions[Any]) -> Si
         every_s=every_s,
         ttl_s=seconds_or_none(options.get("ttl"), what=f"ttl of {what}"),
         expected_s=every_s if expected_s is None else expected_s,
-        retry=retry_of(options.get("retry"), what=what),
+        retry=retry_of(options.get("retry"), what=what, by_class=False),
         takeover_delay_s=seconds_or_none(options.get("takeover_delay"), what=f"takeover_delay of {what}") or 0.0,
         on_become_leader=_hook(options, "on_become_leader", what),
         on_lose_leadership=_hook(options, "on_lose_leadership", what),

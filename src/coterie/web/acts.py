@@ -19,8 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from coterie.cron.api import Crons
-from coterie.entities.calls.by_name_client import CallsByName
 from coterie.entities.persisted.api import Messages
+from coterie.entities.persisted.edit import send_edited
 from coterie.errors import CoterieError
 from coterie.kernel.ids import EntityAddress
 from coterie.kernel.text import require_text, visible
@@ -273,15 +273,9 @@ class Acts:
         what = f"{dead.entity}.{dead.method}"
 
         async def do() -> Done:
-            # The key makes a repeated request the same message. The dead one keeps its own key.
-            sent = await CallsByName(here).send(
-                EntityAddress.parse(dead.entity),
-                dead.method,
-                msgspec.json.encode(body.arguments),
-                within_s=WITHIN_S / 2,
-                key=f"edit of {dead.id}",
-            )
-            return Done(f"{what} is sent as message {sent.message_id}; message {dead.id} stays dead until it is purged")
+            arguments = msgspec.json.encode(body.arguments)
+            sent = await send_edited(here, dead, arguments, within_s=WITHIN_S / 2)
+            return Done(f"{what} is sent as message {sent}; message {dead.id} stays dead until it is purged")
 
         will = f"sends {what} with these arguments as a new message; the dead one stays until it is purged"
         return Plan(f"message {dead.id}", will, 1, do)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.errors import (
     CoterieError,
+    Discarded,
     InvalidArgument,
     KeyConflict,
     MailboxFull,
@@ -38,6 +39,7 @@ _STATUSES: Mapping[type[CoterieError], int] = {
     WorkflowNotFound: 404,
     KeyConflict: 409,
     MessageCancelled: 409,
+    Discarded: 422,
     MailboxFull: 429,
     SendTimeout: 504,
     MessageDead: 500,

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from coterie.entities.persisted.api import Messages
+from coterie.errors import InvalidArgument
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import EntityAddress
 from coterie.kernel.text import require_text
@@ -102,7 +103,7 @@ class Details:
 
     async def messages(self, request: Request) -> Any:
         """Messages that match, the newest first."""
-        names = ("type", "method", "state", "error", "key", "older")
+        names = ("type", "method", "state", "error", "key", "tag", "older")
         given = {name: request.query_params[name] for name in names if name in request.query_params}
         if "entity" in request.query_params:
             given["id"] = request.query_params["entity"]
@@ -176,11 +177,16 @@ def filter_of(given: Mapping[str, Any], *, texts: bool) -> MessageOptions:
         address_of(kind, given["id"])
     elif kind is not None and "/" in kind:
         raise HttpRefusal(404, f"there is no entity type {kind!r}", "give the id as entity=")
-    if not texts and (given.keys() & {"error", "key"}):
-        raise HttpRefusal(403, "error and key are hidden by the setting redact", "filter by type and method")
+    if not texts and (given.keys() & {"error", "key", "tag"}):
+        raise HttpRefusal(403, "error, key and tag are hidden by the setting redact", "filter by type and method")
     if "older" in given:
         to_seconds(given["older"], what="older", allow_zero=True)  # refuses what is not a duration
-    return MessageOptions(**given)
+    chosen = MessageOptions(**given)
+    try:
+        _ = chosen.tag_pair
+    except InvalidArgument as error:
+        raise HttpRefusal(400, error.message, "write tag=order=7") from None
+    return chosen
 
 
 def address_of(type: str, id: str) -> EntityAddress:

@@ -36,10 +36,15 @@ def not_in_cluster(name: str, known: Iterable[str], *, kind: str) -> ValueError:
     return ValueError(f"there is no {kind} {name!r} in this cluster: there are {', '.join(known) or 'none'}")
 
 
-def retry_of(value: Any, *, what: str) -> Retry | None:
-    """The given retry policy, if it is a `Retry` or None."""
+def retry_of(value: Any, *, what: str, by_class: bool = True) -> Retry | None:
+    """The given retry policy, if it is a `Retry` or None; and has `on` and `unless` only where they are of use."""
     if value is not None and not isinstance(value, Retry):
         raise refusal(f"retry of {what} is {value!r}, expected a Retry", hint="write Retry(attempts=5), or Retry.never")
+    if value is not None and value.decides_by_class and not by_class:
+        raise refusal(
+            f"retry of {what} has on or unless: any error is retried",
+            hint="leave them out, or retry in a step",
+        )
     return value
 
 

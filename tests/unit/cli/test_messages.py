@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LISTED = {
     "id", "entity", "method", "status", "state", "shard", "key", "sent_at", "due_at", "completed_at", "attempts",
-    "failure", "trace_id", "losses", "error",
+    "failure", "trace_id", "losses", "tags", "error",
 }  # fmt: skip
 
 
@@ -245,3 +245,46 @@ def test_a_purge_that_is_interrupted_says_what_remains(capsys: pytest.CaptureFix
 def test_a_runner_that_is_silent_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_silent_runners(ChosenMessages([], datetime(2026, 3, 27, tzinfo=UTC), {}, ["web-2"]))
     assert capsys.readouterr().err == "no answer from web-2: messages that run there are shown as waiting\n"
+
+
+def test_messages_are_found_by_tag_whatever_their_state(ask: Ask, stored: Stored) -> None:
+    """T10: by the option, and by the filter that the page shares."""
+    done = stored.send("tara", "deposit", "o-1", 5, tags={"order": "a b", "tenant": "x"})
+    later = stored.send("tara", "deposit", "o-2", 5, tags={"order": "a b"}, delay="1h")
+    stored.send("tara", "deposit", "o-3", 5, tags={"order": "other"})
+    stored.until_status(done, "done")
+    assert ids(ask("messages", "list", "--tag", "order=a b", "--json")) == [done, later]
+    assert ids(ask("messages", "list", "--filter", 'tag:"order=a b" state:scheduled', "--json")) == [later]
+    assert ids(ask("messages", "list", "--tag", "order=none", "--json")) == []
+    assert "tags        order=a b, tenant=x" in ask("messages", "show", done).out.splitlines()
+    said = ask("messages", "list", "--tag", "order")
+    assert said.code == 2
+    assert said.err.splitlines() == [
+        'error: tag is "order": write a name and a value, as in order=7',
+        "hint:  write tag:order=7, or --tag order=7",
+    ]
+    assert ask("messages", "list", "--tag", "a=b", "--filter", "tag:a=c").code == 2
+
+
+def test_a_dead_message_is_sent_with_other_arguments(ask: Ask, stored: Stored) -> None:
+    dead = stored.dead("uma", "charge", "o-1", 5)
+    asked = ("messages", "edit", dead, "--args")
+    assert ask(*asked, '{"order_id": "o-2", "cents": 6}', "--dry-run").code == 0
+    assert len(ids(ask("messages", "list", "--filter", "type:Account/uma", "--json"))) == 1
+    said = ask(*asked, '{"order_id": "o-2", "cents": 6}', "--yes", "--json")
+    sent = json.loads(said.out)["sent"]
+    assert json.loads(said.out)["dead"] == dead
+    assert stored.do(stored.cluster.messages.show(sent)).payload == {"order_id": "o-2", "cents": 6}
+    assert stored.do(stored.cluster.messages.show(dead)).status == "dead"
+    refused = {
+        '{"order_id": "o-2", "cents": "six"}': (1, "cents"),
+        '{"order_id": "o-3", "cents": 6}': (1, "used before with another payload"),
+        "[6]": (2, "expected a map"),
+    }
+    for arguments, (code, words) in refused.items():
+        said = ask(*asked, arguments, "--yes")
+        assert (said.code, words in said.err) == (code, True), said.err
+    waiting = stored.send("uma", "deposit", "o-2", 5, delay="1h")
+    said = ask("messages", "edit", waiting, "--args", "{}", "--yes")
+    assert said.code == 1
+    assert "only dead messages are sent again with other arguments" in said.err

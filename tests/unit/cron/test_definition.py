@@ -167,6 +167,10 @@ def test_functions_that_cannot_run_are_refused(function: Any, says: str) -> None
         ({"jitter": "x"}, "jitter of cron 'x' is \"x\": that cannot be read"),
         ({"timeout": -1}, "timeout of cron 'x' is -1: a duration cannot be negative"),
         ({"retry": 3}, "retry of cron 'x' is 3, expected a Retry: write Retry(attempts=5), or Retry.never"),
+        (
+            {"retry": Retry(on=[ValueError])},
+            "retry of cron 'x' has on or unless: any error is retried: leave them out, or retry in a step",
+        ),
         ({"breaker": 3}, "breaker of cron 'x' is 3, expected a Breaker: write Breaker(failures=5, reset=\"10m\")"),
         ({"takeover_delay": "x"}, "takeover_delay of cron 'x' is \"x\": that cannot be read"),
     ],

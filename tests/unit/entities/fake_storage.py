@@ -169,10 +169,13 @@ class FakeMessages:
         row = self.rows[write.message]
         if row.status != "pending":
             return "gone"
-        errors = (*row.errors, Attempt(write.attempt, now_at(), write.error))
         due_at = datetime.fromtimestamp(now_at().timestamp() + (write.again_s or 0.0), UTC)
         self.suspicions[write.message] = 0
-        self.rows[write.message] = replace(row, attempts=write.attempt, errors=errors, due_at=due_at)
+        self.rows[write.message] = row = replace(row, due_at=due_at)
+        if write.error is None:
+            return "written"
+        errors = (*row.errors, Attempt(write.attempt, now_at(), write.error))
+        self.rows[write.message] = replace(row, attempts=write.attempt, errors=errors)
         if write.again_s is None:
             self.end(write.message, "dead")
         return "written"

@@ -337,7 +337,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
     "an option of rpc that does not exist": (
         rpc_option,
         '@rpc has no option "persist"',
-        'did you mean "persisted"? there are persisted, key, errors, timeout',
+        'did you mean "persisted"? there are persisted, key, errors, timeout, retry',
     ),
     "an option of rpc without its name": (
         rpc_positional,

@@ -28,13 +28,15 @@ FENCED = [*sorted(batch_plan.FENCED & WRITES), "suspect", "mark_suspect", "cance
 STATEMENTS = [
     "insert_messages", "insert_message", "insert_via", "add_message", "read_back", *FENCED, "due", "backlog", "fetch",
     "look", "find", "cancel",
-    "revive", "revive_all", "list", "list_newest", "list_newest_pending", "list_dead", "remove_messages", "remove_dead",
+    "revive", "revive_all", "list", "list_newest", "list_newest_pending", "list_dead", "list_tagged",
+    "list_tagged_newest", "remove_messages", "remove_dead",
     "purge_messages",
     "count_messages", "count_dead", "discard_messages",
 ]  # fmt: skip
 
 BY_ID, BY_KEY = ("messages_pkey", " id "), ("messages_key", " key ")
 PENDING, FAILED, WALK = ("messages_pending", " seat "), ("messages_failed", " entity_id "), ("messages_pkey", "cluster")
+TAGGED = ("message_tags_value", " value ")
 FINDS = {
     "read_back": {BY_ID, BY_KEY},
     "end_messages": {BY_ID},
@@ -56,6 +58,8 @@ FINDS = {
     "list_newest": {BY_ID},
     "list_newest_pending": {("messages_pending", "cluster"), BY_ID},
     "list_dead": {("messages_failed", "cluster")},
+    "list_tagged": {BY_ID, TAGGED},
+    "list_tagged_newest": {BY_ID, TAGGED},
     "remove_messages": {WALK, BY_ID},
     "remove_dead": {("messages_failed", "cluster"), BY_ID},
     "purge_messages": {BY_ID},
@@ -124,7 +128,7 @@ def problems(name: str, plan: dict[str, Any]) -> list[str]:
     found = []
     for node in nodes(plan):
         table, kind = node.get("Relation Name"), node["Node Type"]
-        if table not in ("messages", "states") or kind in ("ModifyTable", "Tid Scan"):
+        if table not in ("messages", "message_tags", "states") or kind in ("ModifyTable", "Tid Scan"):
             continue
         ways = {("states_pkey", " key ")} if table == "states" else FINDS[name]
         condition = f"{node.get('Index Cond', '')}".replace("(", " ").replace(")", " ")

@@ -218,6 +218,10 @@ def test_states_that_cannot_be_kept_are_refused(options: dict[str, Any], says: s
         ({"takeover_delay": "x"}, "takeover_delay of singleton 'x' is \"x\": that cannot be read"),
         ({"retry": 3}, "retry of singleton 'x' is 3, expected a Retry: write Retry(attempts=5), or Retry.never"),
         (
+            {"retry": Retry(on=[ValueError])},
+            "retry of singleton 'x' has on or unless: any error is retried: leave them out, or retry in a step",
+        ),
+        (
             {"on_become_leader": 5},
             "on_become_leader of singleton 'x' is 5, expected a function: write async def on_become_leader(leader)",
         ),

@@ -85,6 +85,7 @@ BY_ID = {
     "completed",
     "fail",
     "failed",
+    "put_off",
     "fetch",
     "lose",
     "mark",
@@ -114,6 +115,10 @@ BY_OTHERS = {
     "chosen_newest": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id<?)"],
     "chosen_pending": ["INDEX messages_pending (cluster=?)"],
     "chosen_dead": ["INDEX messages_dead (cluster=?)"],
+    "chosen_tagged": [
+        "SEARCH t USING COVERING INDEX message_tags_value (cluster=? AND name=? AND value=?)",
+        "SEARCH m USING INDEX sqlite_autoindex_messages_1 (cluster=? AND id=?)",
+    ],
     "revive_entity": ["INDEX messages_dead (cluster=?)"],
     "hasten": ["INDEX messages_pending (cluster=?)"],
     "last_of": ["INDEX sqlite_autoindex_messages_1 (cluster=? AND id>?)"],
@@ -132,7 +137,7 @@ def plan(connection: apsw.Connection, name: str) -> list[str]:
     bindings: Any = dict.fromkeys(re.findall(r":(\w+)", statement), 1) | {"ids": "[]"}
     if name in ("insert", "complete_all"):
         statement = repeated(statement, 64)
-        bindings = ("",) * (2 + 64 * (10 if name == "insert" else 3))
+        bindings = ("",) * (2 + 64 * (11 if name == "insert" else 3))
     steps = [str(row[3]) for row in connection.execute(f"explain query plan {statement}", bindings)]
     assert not [step for step in steps if step.startswith("SCAN messages")], (name, steps)
     return [step.removeprefix("SEARCH messages USING ") for step in steps if step.startswith("SEARCH")]

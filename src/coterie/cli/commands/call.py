@@ -55,7 +55,7 @@ async def command(
     Example:
       coterie call Account/alice deposit '{"order_id": "o-1", "cents": 5}' --key o-1
     """
-    address, payload = address_of(entity), _payload(arguments)
+    address, payload = address_of(entity), payload_of(arguments)
     due, delay_s = _when(at, delay)
     default_s = ctx.cluster.settings.call_timeout.total_seconds()
     within_s = default_s if timeout is None else to_seconds(timeout, what="--timeout")
@@ -87,7 +87,7 @@ def _answered(*, method: str) -> Iterator[None]:
         refuse(problem, hint=error.hint, code=UNANSWERED)
 
 
-def _payload(text: str) -> bytes:
+def payload_of(text: str) -> bytes:
     hint = """write them by name, quoted for the shell: '{"cents": 5}'"""
     found = read_json(text, what="the argument", hint=hint)
     if not isinstance(found, dict):

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from coterie.cli.client import NO, WRONG, ClientCommand, Noun, client_command, confirmable, confirmed, one_line, refuse
+from coterie.cli.commands.call import payload_of
 from coterie.cli.commands.entities import counted_of
 from coterie.cli.output import Screen, as_json, echo, lasting, plain, plural
 from coterie.cli.progress import ProgressLine
 from coterie.entities.calls.by_name_client import CallsByName
+from coterie.entities.persisted.edit import require_editable, send_edited
+from coterie.errors import InvalidArgument
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import Seat, ShardId
 from coterie.observe.message_filter import QUALIFIERS, STATES, MessageOptions, choose, state_of, walk
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
     from coterie.storage.interface import ClusterSnapshot
 
 
-def parse(text: str, *, state: str | None = None) -> MessageOptions:
-    """Parse qualifiers, and the value of `--state`. Any mistake ends the command, in two lines."""
+def parse(text: str, *, state: str | None = None, tag: str | None = None) -> MessageOptions:
+    """Parse qualifiers, and the values of `--state` and `--tag`. Any mistake ends the command, in two lines."""
     given: dict[str, str] = {}
     for word in _words(text):
         name, colon, value = word.partition(":")
@@ -46,8 +49,9 @@ def parse(text: str, *, state: str | None = None) -> MessageOptions:
         if name in given:
             refuse(f"{name} is given twice: {given[name]} and {value}", hint="give it once", code=WRONG)
         given[name] = value
-    if state is not None and given.setdefault("state", state) != state:
-        refuse(f"--state is {state}, and the filter says {given['state']}", hint="give one of them", code=WRONG)
+    for option, wanted in (("state", state), ("tag", tag)):
+        if wanted is not None and given.setdefault(option, wanted) != wanted:
+            refuse(f"--{option} is {wanted}, and the filter says {given[option]}", hint="give one of them", code=WRONG)
     return _checked(given)
 
 
@@ -69,7 +73,12 @@ def _checked(given: dict[str, str]) -> MessageOptions:
         refuse(f'there is no state "{given["state"]}"', hint=f"there are {', '.join(STATES)}", code=WRONG)
     if "older" in given:
         to_seconds(given["older"], what="older", allow_zero=True)  # refuses what is not a duration
-    return MessageOptions(**{**given, "state": state})  # type: ignore[arg-type] # each is one of its fields, a text
+    chosen = MessageOptions(**{**given, "state": state})  # type: ignore[arg-type] # each is one of its fields, a text
+    try:
+        _ = chosen.tag_pair
+    except InvalidArgument as error:
+        refuse(error.message, hint="write tag:order=7, or --tag order=7", code=WRONG)
+    return chosen
 
 
 EXAMPLE = "type:Account state:dead error:Timeout key:order-7"
@@ -219,6 +228,8 @@ def shown(screen: Screen, message: MessageInfo, view: ClusterSnapshot, *, state:
     ]
     if state == "scheduled":
         lines.append(_pair("due", screen.time(message.due_at, now)))
+    if message.tags:
+        lines.append(_pair("tags", ", ".join(f"{name}={value}" for name, value in message.tags.items())))
     if message.completed_at is not None:
         lines.append(_pair("ended", screen.time(message.completed_at, now)))
     if message.failure is not None:
@@ -249,6 +260,8 @@ def _pair(name: str, value: str, other: str = "", about: str = "") -> str:
 
 _RETRY_MOST = 10_000
 """Messages that one command runs again: they are read at once; run the command again for the rest."""
+_EDIT_S = 10.0
+"""How long to wait for a runner that takes an edited call."""
 _filter = click.option("--filter", "text", default="", metavar="FILTER", help=f'As in "{EXAMPLE}", also method, older.')
 
 
@@ -267,17 +280,22 @@ def command() -> None:
     "--state", type=click.Choice(STATES), help="Only messages in this state (default: all that are not done)."
 )
 @_filter
+@click.option(
+    "--tag", metavar="NAME=VALUE", help="Only messages that were sent with this tag; also those that are done."
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
 @click.option("--after", metavar="ID", help="Only messages after this one: the last of the previous list.")
 @client_command
-async def list_some(ctx: ClientCommand, *, state: str | None, text: str, limit: int, after: str | None) -> None:
+async def list_some(
+    ctx: ClientCommand, *, state: str | None, text: str, tag: str | None, limit: int, after: str | None
+) -> None:
     """Messages, oldest first.
 
     \b
     Example:
       coterie messages list --state dead --filter "type:Account error:Timeout"
     """
-    chosen = parse(text, state=state)
+    chosen = parse(text, state=state, tag=tag)
     found = await choose(ctx.here, chosen, limit=limit, after=after)
     warn_of_silent_runners(found)
     ctx.show([outlined(each, found) for each in found.messages], lambda: table(ctx.screen, found))
@@ -336,6 +354,37 @@ async def retry(ctx: ClientCommand, ids: tuple[str, ...], *, text: str, yes: boo
     text = f"{counted_of(retried)} again; this cannot be undone\nto follow {hint}"
     ctx.answer({"retried": retried, "matched": len(dead)}, text)
     return None if retried else NO
+
+
+@command.command()
+@click.argument("id")
+@click.option("--args", "arguments", required=True, metavar="JSON", help="All arguments, by name.")
+@confirmable
+@client_command
+async def edit(ctx: ClientCommand, id: str, *, arguments: str, yes: bool, dry_run: bool) -> None:
+    """Send a dead message's call again with other arguments, as a new message.
+
+    The dead one stays until it is purged. A runner that knows the method checks the arguments.
+
+    \b
+    Example:
+      coterie messages edit 019a8f0e6c5b00001f2e3d4c5b6a7988 --args '{"order_id": "o-7", "cents": 500}' --yes
+    """
+    payload = payload_of(arguments)
+    dead = await ctx.cluster.messages.show(id)
+    try:
+        require_editable(dead)
+    except InvalidArgument as error:
+        refuse(error.message, hint="coterie messages list --state dead shows which are")
+    call = f"{dead.entity}.{dead.method}"
+    what = f"{call} will be sent with these arguments as a new message; message {dead.id} stays dead"
+    if not confirmed(what, "send it?", yes=yes, dry_run=dry_run):
+        return
+    async with ctx.act("edit", f"message {dead.id}") as act:
+        sent = await send_edited(ctx.here, dead, payload, within_s=_EDIT_S)
+        act.result = f"{call} is sent as message {sent}"
+    text = f"sent {call} as message {sent}; message {dead.id} stays dead until it is purged"
+    ctx.answer({"sent": str(sent), "dead": str(dead.id)}, f"{text}\nto follow it: coterie messages show {sent}")
 
 
 @command.command("purge")

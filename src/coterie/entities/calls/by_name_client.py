@@ -21,6 +21,7 @@ from coterie.kernel.ids import EntityAddress, Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.ownership.directory import peer_of
 from coterie.transport.interface import Route
+from coterie.work.tags import Tag  # noqa: TC001 msgspec reads annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ class Invoke(Struct, tag="invoke", frozen=True, kw_only=True):
     """Whether to wait for the result; otherwise the call is only sent."""
     at: datetime | None = None
     delay_s: float = 0.0
+    tags: tuple[Tag, ...] = ()
 
 
 class Invoked(Struct, frozen=True, kw_only=True):
@@ -209,6 +211,7 @@ class CallsByName:
         key: str | None = None,
         at: datetime | None = None,
         delay_s: float = 0.0,
+        tags: tuple[Tag, ...] = (),
         group: str | None = None,
     ) -> Invoked:
         """Send a call without waiting for its result. See `call`."""
@@ -221,6 +224,7 @@ class CallsByName:
             waits=False,
             at=at,
             delay_s=delay_s,
+            tags=tags,
         )
         return await self._invoke(asked, within_s=within_s, group=group)
 

@@ -138,7 +138,7 @@ class ByNameServer:
         payload, sender = _payload(asked, rpc), self._sender(entity_type)
         call: Call[Any] = Call(EntityAddress(asked.entity_type, asked.entity_id), rpc, payload, sender, within_s)
         call.mark_sent()
-        call.key = asked.key
+        call.key, call.tags = asked.key, asked.tags
         return call, sender
 
     async def _invoke(self, asked: Invoke, within_s: float) -> Invoked:

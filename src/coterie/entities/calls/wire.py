@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from coterie.entities.declared_errors import arguments_of, nearest
-from coterie.errors import CoterieError, MalformedMessage, MessageCancelled, RemoteError
+from coterie.errors import CoterieError, Discarded, MalformedMessage, MessageCancelled, RemoteError
 from coterie.kernel.serialization.codec import Codec
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class _Defect(Struct, array_like=True, tag=2):
 
 _CODEC: Codec[Any] = Codec(_Result | _Defect)
 _CANCELLED = "coterie.MessageCancelled"
-"""No user class can have this name. A program that does not know it shows the message."""
+_DISCARDED = "coterie.Discarded"
+"""No user class can have these names. A program that does not know them shows the message."""
 
 
 def pack_failure(error: BaseException, declared: dict[str, type[Exception]]) -> bytes:
@@ -79,8 +80,8 @@ def read_failure(data: bytes, declared: dict[str, type[Exception]]) -> Exception
         return RemoteError(type_name="MalformedMessage", problem=error.message, remote_traceback="")
     if isinstance(failure, _Defect):
         return RemoteError(type_name=failure.type_name, problem=failure.problem, remote_traceback=failure.traceback)
-    if failure.name == _CANCELLED:
-        return _cancelled(failure)
+    if failure.name in (_CANCELLED, _DISCARDED):
+        return _ended_early(failure)
     return _rebuilt(failure, declared.get(failure.name))
 
 
@@ -88,6 +89,18 @@ def pack_cancelled(message_id: str) -> bytes:
     """The failure that is stored for a cancelled message."""
     error = MessageCancelled(message_id=message_id)
     return _CODEC.encode(_Result(_CANCELLED, [message_id], error.message))
+
+
+def pack_discarded(message_id: str, target: str, why: str) -> bytes:
+    """The failure that is stored for a message that its handler has discarded."""
+    facts = (message_id, target, _encodable(why)[:_PROBLEM_MOST])
+    error = Discarded(message_id=message_id, target=target, problem=facts[-1])
+    return _CODEC.encode(_Result(_DISCARDED, list(facts), error.message))
+
+
+def is_discarded(reply: bytes) -> bool:
+    """Whether a stored reply says that the message was discarded."""
+    return reply.startswith(_DISCARDED_HEAD)
 
 
 def described(error: BaseException) -> str:
@@ -103,11 +116,13 @@ def _packed(error: BaseException, name: str) -> bytes | None:
         return None
 
 
-def _cancelled(failure: _Result) -> Exception:
+def _ended_early(failure: _Result) -> Exception:
     match failure.args:
-        case [str(message_id)]:
+        case [str(message_id)] if failure.name == _CANCELLED:
             return MessageCancelled(message_id=message_id)
-    return RemoteError(type_name="MessageCancelled", problem=failure.message, remote_traceback="")
+        case [str(message_id), str(target), str(why)] if failure.name == _DISCARDED:
+            return Discarded(message_id=message_id, target=target, problem=why)
+    return RemoteError(type_name=failure.name.removeprefix(_OURS), problem=failure.message, remote_traceback="")
 
 
 def _rebuilt(failure: _Result, kind: type[Exception] | None) -> Exception:
@@ -156,6 +171,9 @@ MARK: Final = 0xC1
 FAILED: Final = b"\xc1\x01"
 NOT_MINE: Final = b"\xc1\x02"
 LOOK: Final = b"\xc1\x03"
+_DISCARDED_HEAD = FAILED + _CODEC.encode(_Result(_DISCARDED, [], "")).removesuffix(
+    b"\x90\xa0"
+)  # without args and message
 
 Chain = tuple[tuple[str, str], ...]
 """The callers that await a call, outermost first: address (`Account/alice`) and id of each message being handled."""

@@ -12,12 +12,13 @@ from coterie.entities.declared_errors import nearest
 from coterie.entities.host.activation import ActivationFailed, NotHeld, Resident, activate, activate_at_once
 from coterie.entities.host.dispatch import CallQueue
 from coterie.entities.host.responder import report_defect, report_stubborn, timed_out
-from coterie.entities.persisted.commit import Commits
+from coterie.entities.persisted.commit import Commits, has_ended
 from coterie.errors import MalformedMessage, NewerVersion
 from coterie.kernel import chaos, spans
 from coterie.kernel.coroutines import coroutine_of
 from coterie.kernel.deadlines import Deadlines
 from coterie.kernel.ids import MessageId
+from coterie.kernel.retry import Discard, Snooze
 from coterie.work.limits import CLOSING_S, STUBBORN_S
 from coterie.work.middleware import WorkInfo
 
@@ -265,7 +266,7 @@ class HandlerExecutor:
             self.ended(work.resident, work)
 
     def raised(self, work: Work, error: BaseException) -> None:
-        """The handler has raised: a declared error, our cancellation, or a defect."""
+        """The handler has raised: a declared error, what to do with its message, our cancellation, or a defect."""
         if isinstance(error, ActivationFailed):
             self._not_activated(work, error.cause)
         elif isinstance(error, SeatLost):
@@ -273,6 +274,12 @@ class HandlerExecutor:
             self._responder.cut_short(work, "it lost the shard while the stream was sent")
         elif work.is_stopped and isinstance(error, asyncio.CancelledError):
             self._commits.undo(work)  # our cancellation, and the call is closed already
+        elif work.is_stored and isinstance(error, Snooze):
+            self._commits.undo(work)
+            cast("StoredCall", work).put_off(error.delay_s)
+        elif work.is_stored and isinstance(error, Discard):
+            self._commits.discarded(work, error.why)
+            return
         elif nearest(error, work.rpc.errors) is not None:
             self._commits.declared(work, error)
             return
@@ -282,11 +289,12 @@ class HandlerExecutor:
 
     def _defect(self, work: Work, error: BaseException) -> None:
         """Discard the instance, whose state is unreliable now. A persisted message is retried by its policy."""
+        raised = not has_ended(work)  # else its commit was refused
         self._commits.undo(work)
         report_defect(work, error)
         work.resident.hosted.defects.record(error, now_s=self._time())
         if work.is_stored:
-            cast("StoredCall", work).set_back(error)
+            cast("StoredCall", work).set_back(error, raised=raised)
         else:
             self._responder.fail(work, error)
         self._host.defected(work.resident)
@@ -307,7 +315,7 @@ class HandlerExecutor:
         if isinstance(cause, NotHeld):
             self._responder.not_mine(work)
         elif work.is_stored:
-            cast("StoredCall", work).set_back(cause)
+            cast("StoredCall", work).set_back(cause, raised=False)
         elif isinstance(cause, NewerVersion):  # an error of the cluster: no handler ran
             self._responder.refuse(work, cause)
         else:

@@ -216,10 +216,13 @@ class Host:
             return self.counts.resident < self.settings.resident_entities or self.idle.longest() is not None
         return resident.mailbox is None or len(resident.mailbox) < hosted.type.mailbox
 
-    def retry_of(self, entity_type: str) -> Retry:
-        """The retry policy of persisted messages of a type."""
+    def retry_of(self, entity_type: str, method: str) -> Retry:
+        """The retry policy of persisted messages for a method: its own, that of its type, or the setting."""
         hosted = self._hosted.get(entity_type) or self._host(entity_type)
-        return self.settings.retry if hosted is None else hosted.retry
+        if hosted is None:
+            return self.settings.retry
+        rpc = hosted.type.rpcs.get(method)
+        return hosted.retry if rpc is None or rpc.retry is None else rpc.retry
 
     def concurrency(self) -> dict[str, int]:
         """How many handlers may run at once for an entity, by its type."""

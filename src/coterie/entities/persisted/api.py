@@ -1,10 +1,13 @@
-"""`cluster.messages`: list, show, retry and purge persisted calls."""
+"""`cluster.messages`: list, show, retry, edit and purge persisted calls."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from coterie.entities.calls.wire import MARK, read_failure, read_marked
 from coterie.entities.idempotency_key import shown_key
@@ -15,12 +18,15 @@ from coterie.kernel.ids import EntityAddress, MessageId, Seat
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text
 from coterie.storage.contracts.messages import MessageFilter, MessageRow, Status
+from coterie.work.tags import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
     from coterie.storage.contracts import messages
+
+    Resend = Callable[["MessageInfo", bytes], Awaitable[MessageId[Any]]]
 
 log = logging.getLogger("coterie.entities")
 
@@ -72,6 +78,7 @@ class MessageInfo:
     trace_id: str | None
     losses: int = 0
     """The number of runners lost while they ran it alone, or were about to: `loss_limit` losses make it dead."""
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 class Messages:
@@ -88,6 +95,7 @@ class Messages:
             source: Returns the message store.
             hint: Called with a seat whose owner should poll storage.
             writing: Called with the name of an operation before it writes; raises where writing is not allowed.
+            resend: Sends the call of a dead message with other arguments, a JSON map.
     """
 
     def __init__(
@@ -96,7 +104,9 @@ class Messages:
         *,
         hint: Callable[[str], object] = lambda _: None,
         writing: Callable[[str], object] = lambda _: None,
+        resend: Resend | None = None,
     ) -> None:
+        self._resend = resend
         self._source = source
         self._hint = hint
         self._writing = writing
@@ -107,6 +117,7 @@ class Messages:
         status: Status | None = None,
         entity: str | None = None,
         older_than: Duration | None = None,
+        tag: tuple[str, str] | None = None,
         limit: int = 100,
         after: str | None = None,
         newest: bool = False,
@@ -117,11 +128,14 @@ class Messages:
             status: Only messages with this status.
             entity: Only messages of one entity, `Account/alice`, or of one type, `Account`.
             older_than: Only messages that were sent, or have ended, longer ago.
+            tag: Only messages that were sent with this tag: its name and its value.
             limit: The maximum number of messages.
             after: Only messages after this id: the last one of the previous list.
             newest: List them in the reverse order, the newest first.
         """
         chosen = _filter(status=status, entity=entity, older_than=older_than)
+        if tag is not None:
+            chosen = replace(chosen, tag=tag_of(tag))
         found: list[MessageInfo] = []
         after = after if after is None else require_text(str(after), what="message id")
         while len(found) < limit:
@@ -153,6 +167,25 @@ class Messages:
         if revived:
             self._hint(row.seat)
         return revived > 0
+
+    async def edit(self, id: str, arguments: Mapping[str, Any]) -> MessageId[Any]:
+        """Send the call of a dead message again with other arguments, as a new message with its tags.
+
+        The dead one stays until it is purged. Edited again with the same arguments, it is the same message.
+
+        Args:
+            id: The id of the dead message.
+            arguments: All arguments by name, as plain values; a runner that knows the method checks them.
+
+        Raises:
+            MessageExpired: It does not exist.
+            InvalidArgument: It is not dead, or is the start of a workflow.
+            MalformedMessage: The arguments do not fit.
+            KeyConflict: It was edited before, with other arguments.
+        """
+        self._writing("cluster.messages.edit")
+        assert self._resend is not None, "only the cluster edits"
+        return await self._resend(await self.show(id), msgspec.json.encode(dict(arguments)))
 
     async def purge(
         self,
@@ -229,6 +262,7 @@ def _info(row: MessageRow) -> MessageInfo:
         failure=failure,
         trace_id=spans.id_of(row.trace_id),
         losses=row.losses,
+        tags=row.tags,
     )
 
 

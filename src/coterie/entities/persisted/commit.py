@@ -11,13 +11,14 @@ Until the outcome of the commit is known the call counts as running: the next ca
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from coterie.entities.calls.wire import FAILED, MARK, pack_failure
+from coterie.entities.calls.wire import FAILED, MARK, is_discarded, pack_failure
 from coterie.entities.idempotency_key import shown_key
-from coterie.entities.persisted.outcome import require_small
+from coterie.entities.persisted.outcome import discarded, require_small
 from coterie.errors import KeyConflict, MalformedMessage, PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Tasks
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from coterie.entities.host.work import Work
     from coterie.kernel.serialization.versions import Versioned
 
+log = logging.getLogger("coterie.entities")
 
 PREFIX = "entity-state:"
 """The prefix of the keys of entity states."""
@@ -186,6 +188,12 @@ class Commits:
         self._responder.fail(work, error)
         self._handlers.ended(work.resident, work)
 
+    def discarded(self, work: Work, why: str) -> None:
+        """The handler has given its message up: its effects are undone, and that is stored as the result."""
+        self.undo(work)
+        log.info("%s is discarded, message %s: %s", work.target, work.message_id, why)
+        self._save(work, discarded(work, why), None)
+
     def undo(self, work: Work) -> None:
         """Roll back the effects of a handler: state, messages, SQL. Changes it made elsewhere are not undone."""
         resident, effects = work.resident, effects_of(work)  # made now if it had none; it accepts nothing more
@@ -297,7 +305,7 @@ class Commits:
         if work.is_stored:
             work.is_open = False
             if write.reply and write.reply[0] == MARK:
-                work.rpc.counted.done_declared.value += 1
+                _count_failure(work, write.reply)
             else:
                 work.rpc.counted.done.value += 1
             work.reply(write.reply)
@@ -335,6 +343,13 @@ class PendingCommit(Struct, eq=False, gc=False):
     def set_exception(self, error: BaseException) -> None:
         """The commit failed, or its outcome is unknown."""
         self.commits.failed(self.work, self.write, error)
+
+
+def _count_failure(work: Work, reply: bytes) -> None:
+    if is_discarded(reply):
+        metrics.MESSAGES.of(work.entity_type, work.method, "discarded").value += 1
+    else:
+        work.rpc.counted.done_declared.value += 1
 
 
 def _change(work: Work) -> StateChange | None:

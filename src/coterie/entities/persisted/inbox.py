@@ -66,9 +66,13 @@ class StoredCall(Work, eq=False):
     def not_mine(self) -> None:
         self.inbox.dropped(self)
 
-    def set_back(self, error: BaseException) -> None:
-        """Record that this attempt failed."""
-        self.inbox.failed(self, error)
+    def set_back(self, error: BaseException, *, raised: bool) -> None:
+        """Record that this attempt failed; `raised`: its handler has raised that, it was not refused by storage."""
+        self.inbox.failed(self, error, raised=raised)
+
+    def put_off(self, delay_s: float) -> None:
+        """Record that this attempt is made later."""
+        self.inbox.put_off(self, delay_s)
 
 
 class ShardInbox:
@@ -409,12 +413,12 @@ class Inbox:
             self.suspects.clear(work)
             self._leave_in_storage(work)
         elif isinstance(error, MalformedMessage):
-            self._set_back(work, error, again_s=None)
+            self._set_back(work, described(error), again_s=None)
         else:
             self.dropped(work)
 
-    def failed(self, work: StoredCall, error: BaseException) -> None:
-        """Handle a failed attempt."""
+    def failed(self, work: StoredCall, error: BaseException, *, raised: bool) -> None:
+        """Handle a failed attempt. Its exception matters for the policy only if the handler has raised it."""
         work.is_open = False
         if isinstance(error, NewerVersion):  # a runner with the newer program version will run it
             log.error(
@@ -423,8 +427,13 @@ class Inbox:
             self.suspects.clear(work)
             self._leave_in_storage(work)
             return
-        retry = self._host.retry_of(work.entity_type)
-        self._set_back(work, error, again_s=retry.delay_s(work.attempt, self._chance))
+        retry = self._host.retry_of(work.entity_type, work.method)
+        again_s = retry.delay_s(work.attempt, self._chance, error if raised else None)
+        self._set_back(work, described(error), again_s=again_s)
+
+    def put_off(self, work: StoredCall, delay_s: float) -> None:
+        """Handle an attempt that is made later, and counts nothing."""
+        self._set_back(work, None, again_s=delay_s)
 
     def cancel(self, message_id: str) -> bool:
         """Take a message out of memory, unless it has started. Returns False if it has."""
@@ -471,24 +480,25 @@ class Inbox:
 
     # Failed attempts
 
-    def _set_back(self, work: StoredCall, error: BaseException, *, again_s: float | None) -> None:
+    def _set_back(self, work: StoredCall, error: str | None, *, again_s: float | None) -> None:
         work.is_open = False
-        write = Setback(work.shard_inbox.tenure.claim, work.message_id, work.attempt, described(error), again_s)
+        write = Setback(work.shard_inbox.tenure.claim, work.message_id, work.attempt, error, again_s)
         try:
             saving = self._messages.setback(write)
         except PersistenceError:
             self.dropped(work)  # not counted; the next sweep finds it
         else:
-            saving.add_done_callback(partial(self._was_set_back, work, again_s))
+            saving.add_done_callback(partial(self._was_set_back, work, write))
 
-    def _was_set_back(self, work: StoredCall, again_s: float | None, saving: asyncio.Future[Suffered]) -> None:
+    def _was_set_back(self, work: StoredCall, write: Setback, saving: asyncio.Future[Suffered]) -> None:
         is_written = not saving.cancelled() and saving.exception() is None and saving.result() == "written"
+        is_counted, again_s = write.error is not None, write.again_s
         if is_written:
-            outcome = "dead" if again_s is None else "retried"
+            outcome = "dead" if again_s is None else "retried" if is_counted else "snoozed"
             metrics.MESSAGES.of(work.entity_type, work.method, outcome).value += 1
         if is_written and again_s is None:
             log.error("%s is dead: message %s", work.target, work.message_id)
-        if not is_written or again_s is None:
+        if not is_written or again_s is None or again_s > AHEAD_S:
             self.dropped(work)
             return
         if self.works.get(work.message_id) is not work:
@@ -496,5 +506,5 @@ class Inbox:
         self._forget(work)
         shard = self.shards.get(work.shard_inbox.tenure.seat)
         if shard is work.shard_inbox and shard is not None:
-            following = self._put(shard, work, message_id=work.message_id, attempt=work.attempt + 1)
+            following = self._put(shard, work, message_id=work.message_id, attempt=work.attempt + is_counted)
             self._schedule(following, self.now_s() + again_s)

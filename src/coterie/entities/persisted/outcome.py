@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from coterie.entities.calls.wire import FAILED, MARK, pack_cancelled, read_failure, read_marked
+from coterie.entities.calls.wire import FAILED, MARK, pack_cancelled, pack_discarded, read_failure, read_marked
 from coterie.entities.host.work import Work, handling
 from coterie.entities.idempotency_key import shown_key
 from coterie.errors import InvalidArgument, KeyConflict, MalformedMessage, MessageDead, ReentrantCall, SendTimeout
@@ -53,6 +53,11 @@ def read_reply(body: bytes, rpc: ReplyType) -> Any:
 def cancelled(message_id: str) -> bytes:
     """The stored reply of a cancelled message."""
     return FAILED + pack_cancelled(message_id)
+
+
+def discarded(work: Work, why: str) -> bytes:
+    """The stored reply of a message that its handler has discarded."""
+    return FAILED + pack_discarded(work.message_id, work.target, why)
 
 
 def dead(row: MessageRow) -> MessageDead:

@@ -385,7 +385,18 @@ class PersistedSender:
         seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
         trace_id = None if outer is None and context_here(None) is None and not spans.on else trace_of(outer)
         return Message(
-            self._ids.draw(), seat, type_name, entity_id, rpc.name, payload, key, digest, at, delay_s, trace_id
+            self._ids.draw(),
+            seat,
+            type_name,
+            entity_id,
+            rpc.name,
+            payload,
+            key,
+            digest,
+            at,
+            delay_s,
+            trace_id,
+            call.tags,
         )
 
     async def _stored(self, call: Call[Any], message: Message, *, until_s: float) -> Receipt:

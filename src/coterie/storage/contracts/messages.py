@@ -3,7 +3,7 @@
     inserted ──▶ pending ──▶ done (with its reply)      kept for the retention time, then purged
                    │  ▲ └──▶ dead (set aside)           kept until it is retried or purged
                    └──┘
-              a failed attempt: due again later
+              a failed attempt, or put off: due again later
 
 Rows are not claimed: the holder of the seat of a message's shard may run it (F4), and the fence decides whose result
 counts. All instants are by the database's clock.
@@ -51,6 +51,13 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     """When it may run; None: `delay_s` from now."""
     delay_s: float = 0.0
     trace_id: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    """Names, each once, and values."""
+
+    @property
+    def tags_text(self) -> str | None:
+        """The tags as stored: a JSON object; None if there are none."""
+        return msgspec.json.encode(dict(self.tags)).decode() if self.tags else None
 
     @property
     def is_immediate(self) -> bool:
@@ -116,18 +123,24 @@ taken    a message that it sends has a key that another message uses
 class Setback(msgspec.Struct, frozen=True, gc=False):
     """A failed attempt, under the fence: count it, store its error, and retry later or set the message aside as dead.
 
-    The result is a `Suffered`. `attempt` is the number of this attempt, from 1: written twice, it counts once.
+    Or one that is put off: due again later, and nothing is counted. The result is a `Suffered`. `attempt` is the number
+    of this attempt, from 1: written twice, it counts once, and what is put off is so only until it is counted.
     """
 
     claim: Claim
     message: str
     attempt: int
-    error: str
+    error: str | None
+    """Counted as a failure and kept; None: it was put off, which needs a delay."""
     again_s: float | None
     """The delay before the next attempt; None: no further attempt, the message is dead."""
 
+    def __post_init__(self) -> None:
+        assert self.error is not None or self.again_s is not None, f"{self.message} is put off for ever"
+
 
 Suffered = Literal["written", "fenced", "gone"]
+"""The result of a `Setback`. gone: its message is not pending, or was to be put off and has a later failure."""
 
 
 class PendingMessages(msgspec.Struct, frozen=True, gc=False):
@@ -245,6 +258,7 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str | None
     losses: int = 0
     """How often its runner was lost while it ran it alone."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,6 +270,8 @@ class MessageFilter(msgspec.Struct, frozen=True, kw_only=True):
     method: str | None = None
     older_than_s: float | None = None
     """Minimum age since it was sent, or, if it has ended, since its end."""
+    tag: tuple[str, str] | None = None
+    """A name and a value. Only lists are restricted by it."""
 
 
 class Transaction(Protocol):

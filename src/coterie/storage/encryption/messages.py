@@ -108,7 +108,9 @@ class EncryptedMessages(EncryptedStore[MessageStore]):
             self._inner.save(stored, ReceiptWaiter(waiter, self._keyring))
 
     def setback(self, write: Setback) -> asyncio.Future[Suffered]:
-        """Record a failed attempt."""
+        """Record a failed attempt, or one that is put off."""
+        if write.error is None:
+            return self._inner.setback(write)
         error = self._keyring.seal_text(write.error, places.error_of_call(write.message))
         return self._inner.setback(replace(write, error=error))
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Claim
 
 _errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
+_tags = msgspec.json.Decoder(dict[str, str]).decode
 
 
 _PAST_ALL = "\U0010ffff"
@@ -98,6 +99,8 @@ class PostgresMessages(PostgresStore, MessageWriter):
     ) -> Sequence[MessageRow]:
         """Return messages in order of their ids, or from the newest one back, after the id `after`."""
         given = after or (_PAST_ALL if newest else ""), most, *_asked(chosen)
+        if chosen.tag is not None:
+            return _rows(await self._read("list_tagged_newest" if newest else "list_tagged", *given, *chosen.tag))
         if chosen.status == "dead":
             return _rows(await self._read("list_dead", *given, newest))
         back = "list_newest_pending" if chosen.status == "pending" else "list_newest"
@@ -134,9 +137,11 @@ def _rows(rows: Sequence[asyncpg.Record]) -> list[MessageRow]:
 
 
 def _row(row: asyncpg.Record) -> MessageRow:
-    return MessageRow(**{**row, "status": STATUSES[row["status"]], "errors": _errors(row["errors"])})
+    fields = {**row, "status": STATUSES[row["status"]], "errors": _errors(row["errors"])}
+    return MessageRow(**{**fields, "tags": _tags(row["tags"] or "{}")})
 
 
 def _asked(chosen: MessageFilter) -> tuple[Any, ...]:
+    """The values of what is asked for, but for a tag."""
     status = None if chosen.status is None else STATUSES.index(chosen.status)
     return status, chosen.entity_type, chosen.entity_id, chosen.method, chosen.older_than_s

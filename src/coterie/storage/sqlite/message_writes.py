@@ -110,11 +110,14 @@ def _commit(connection: apsw.Connection, scope: Scope, write: Commit) -> Committ
 
 
 def setback(connection: apsw.Connection, scope: Scope, write: Setback) -> Suffered:
-    """Count a failed attempt, once."""
+    """Count a failed attempt, once; or put it off."""
     if not states.proven(connection, scope, write.claim, about=write.message):
         return "fenced"
     names = bindings(scope, id=write.message, attempt=write.attempt, epoch=write.claim.epoch)
     names["again_at_ns"] = None if write.again_s is None else later_ns(scope, write.again_s)
+    if write.error is None:
+        connection.execute(SQL["put_off"], names)
+        return "written" if connection.changes() == 1 else "gone"
     said = write.error.encode(errors="backslashreplace").decode()  # an error may contain any characters
     names["error"] = msgspec.json.encode(Error(write.attempt, scope.now_ns, said)).decode()
     connection.execute(SQL["fail"], names)
@@ -140,6 +143,7 @@ def _row(scope: Scope, message: Message) -> tuple[Any, ...]:
         message.trace_id,
         _due_at_ns(scope, message),
         message.payload,
+        message.tags_text,
     )
 
 

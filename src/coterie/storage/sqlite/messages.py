@@ -59,6 +59,7 @@ class Error(msgspec.Struct, frozen=True):
 
 
 _ERRORS = msgspec.json.Decoder(tuple[Error, ...])
+_TAGS = msgspec.json.Decoder(dict[str, str])
 
 
 def receipt(connection: apsw.Connection, scope: Scope, id: str) -> Receipt | None:
@@ -251,6 +252,8 @@ def _chosen(
     name = "chosen_dead" if chosen.status == "dead" else "chosen_newest" if newest else "chosen"
     if chosen.status == "pending" and not ended:
         name = "chosen_pending"
+    if chosen.tag is not None:
+        name, names = "chosen_tagged", names | {"tag_name": chosen.tag[0], "tag_value": chosen.tag[1]}
     return [message for (message,) in connection.execute(SQL[name], names)]
 
 
@@ -264,6 +267,7 @@ def _row(row: Sequence[Any]) -> MessageRow:
     fields["status"] = STATUSES[fields["status"]]
     errors = _ERRORS.decode(fields["errors"])
     fields["errors"] = tuple(Attempt(each.number, to_datetime(each.at_ns), each.error) for each in errors)
+    fields["tags"] = _TAGS.decode(fields["tags"] or "{}")
     return MessageRow(**fields)
 
 

@@ -1,6 +1,6 @@
 // The filter of messages: `type:Account state:dead error:Timeout key:order-7`, as the command line takes it.
 
-export const QUALIFIERS = ["type", "id", "method", "state", "error", "key", "older"];
+export const QUALIFIERS = ["type", "id", "method", "state", "error", "key", "tag", "older"];
 export const STATES = ["waiting", "running", "scheduled", "dead", "done"];
 
 /** `{given: {type: …}, problem: ""}`; the problem says what cannot be read. */

@@ -23,7 +23,8 @@ SingleShape = Literal["insert_message", "add_message", "end_message"]
 """The statement that carries a write that is alone in its group."""
 
 MESSAGE = (
-    "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s"
+    "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s",
+    "tags_text",
 )  # fmt: skip
 KEYED = frozenset({"insert_messages", "insert_message", "commit_handlers"})
 """Statements that store keys. Their last value limits the wait for one, as text; None: the limit of the session."""
@@ -53,7 +54,8 @@ def shape_of(write: Post) -> Shape:
 def single_shape_of(write: Insert | Commit) -> SingleShape | None:
     """The statement for a lone write; None: use the one for many."""
     if isinstance(write, Insert):
-        return "add_message" if write.message.key is None and write.message.is_immediate else "insert_message"
+        is_plain = write.message.key is None and write.message.is_immediate and not write.message.tags
+        return "add_message" if is_plain else "insert_message"
     return "end_message" if shape_of(write) == "end_messages" else None
 
 
@@ -82,7 +84,7 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
         ids, attempts, again_s = (
             [getattr(write, name) for write in failed] for name in ("message", "attempt", "again_s")
         )
-        return [ids, attempts, [storable(write.error) for write in failed], again_s]
+        return [ids, attempts, [write.error and storable(write.error) for write in failed], again_s]
     ended = cast("Sequence[Commit]", writes)
     ends = [[write.message for write in ended], [write.reply for write in ended]]
     return [*ends, *_changes(ended), *_sends(ended), None] if shape == "commit_handlers" else ends

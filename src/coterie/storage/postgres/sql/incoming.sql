@@ -29,8 +29,8 @@ order by id;
 with /* include fence_of_one (s.name) */, items as materialized (
     select * from unnest(
         $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::text[], $12::bytea[], $13::text[],
-        $14::timestamptz[], $15::float8[], $16::text[], $17::bytea[]
-    ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, error, known)
+        $14::timestamptz[], $15::float8[], $16::text[], $17::text[], $18::bytea[]
+    ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags, error, known)
 ), found as materialized (
     select i.*, w.sent_at,
         row_number() over (partition by i.entity_type, i.entity_id, i.method, i.key order by i.id) as turn
@@ -52,7 +52,7 @@ with /* include fence_of_one (s.name) */, items as materialized (
 ), sent as (
     insert into coterie.messages (
         cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at,
-        status, completed_at, attempts, epoch, errors
+        status, completed_at, attempts, epoch, errors, tags
     )
     select
         $1, f.id, f.seat, f.entity_type, f.entity_id, f.method, f.payload, f.key, f.digest, f.trace_id, f.sent_at,
@@ -62,7 +62,8 @@ with /* include fence_of_one (s.name) */, items as materialized (
         case when f.error is null then 0 else 1 end, 0,
         case when f.error is null then '[]'::jsonb else jsonb_build_array(
             jsonb_build_object('number', 1, 'at', statement_timestamp(), 'error', f.error)
-        ) end
+        ) end,
+        f.tags::jsonb
     from found as f left join rivals as r on r.id = f.id
     where r.id is null and (f.turn = 1 or f.key is null)
     order by f.entity_type, f.entity_id, f.method, f.key, f.id

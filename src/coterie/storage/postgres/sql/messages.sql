@@ -9,34 +9,34 @@
 
 -- name: insert_messages
 -- Store messages, except those whose id or key exists already. Those with keys come first, in the order of their
--- keys. $13 limits the wait for another transaction that has stored a key and is open, as one of a user may be for long
+-- keys. $14 limits the wait for another transaction that has stored a key and is open, as one of a user may be for long
 -- (`via=`): it is set for the rest of this transaction, where a key is stored.
 insert into coterie.messages
-    (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
+    (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at, tags)
 select
     $1, u.id, u.seat, u.entity_type, u.entity_id, u.method, u.payload, u.key, u.digest, u.trace_id, statement_timestamp(),
-    coalesce(u.due_at, statement_timestamp() + make_interval(secs => u.delay_s))
+    coalesce(u.due_at, statement_timestamp() + make_interval(secs => u.delay_s)), u.tags::jsonb
 from unnest(
     $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[], $10::text[],
-    $11::timestamptz[], $12::float8[]
-) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
-where u.key is null or $13::text is null or set_config('lock_timeout', $13, true) is not null
+    $11::timestamptz[], $12::float8[], $13::text[]
+) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags)
+where u.key is null or $14::text is null or set_config('lock_timeout', $14, true) is not null
 on conflict do nothing
 returning id, due_at, sent_at;
 
 -- name: insert_message
 -- As `insert_messages`, for one that is alone in its group: without arrays.
 insert into coterie.messages
-    (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
+    (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at, tags)
 select
     $1, $2, $3, $4, $5, $6, $7::bytea, $8, $9::bytea, $10, statement_timestamp(),
-    coalesce($11::timestamptz, statement_timestamp() + make_interval(secs => $12::float8))
-where $8::text is null or $13::text is null or set_config('lock_timeout', $13, true) is not null
+    coalesce($11::timestamptz, statement_timestamp() + make_interval(secs => $12::float8)), $13::text::jsonb
+where $8::text is null or $14::text is null or set_config('lock_timeout', $14, true) is not null
 on conflict do nothing
 returning due_at, sent_at;
 
 -- name: add_message
--- As `insert_message`, without a key and due at once. It fails if the message exists, which is cheaper than a check.
+-- As `insert_message`, without a key and tags and due at once. It fails if the message exists, which is cheaper than a check.
 insert into coterie.messages
     (cluster, id, seat, entity_type, entity_id, method, payload, digest, trace_id, sent_at, due_at)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, statement_timestamp(), statement_timestamp())
@@ -62,15 +62,15 @@ cross join lateral (
 -- what was stored.
 with /* include here */, stored as (
     insert into coterie.messages
-        (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
+        (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at, tags)
     select
         $1::text, u.id, u.seat, u.entity_type, u.entity_id, u.method, u.payload, u.key, u.digest, u.trace_id,
-        statement_timestamp(), coalesce(u.due_at, statement_timestamp() + make_interval(secs => u.delay_s))
+        statement_timestamp(), coalesce(u.due_at, statement_timestamp() + make_interval(secs => u.delay_s)), u.tags::jsonb
     from here cross join unnest(
         $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[], $10::text[],
-        $11::timestamptz[], $12::float8[]
-    ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
-    where here.database = coalesce($13::text, here.database)
+        $11::timestamptz[], $12::float8[], $13::text[]
+    ) as u (id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags)
+    where here.database = coalesce($14::text, here.database)
     on conflict do nothing
     returning id, due_at, sent_at
 )
@@ -130,8 +130,8 @@ with items as materialized (
 ), sends as materialized (
     select * from unnest(
         $10::bigint[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[],
-        $18::bytea[], $19::text[], $20::timestamptz[], $21::float8[]
-    ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s)
+        $18::bytea[], $19::text[], $20::timestamptz[], $21::float8[], $22::text[]
+    ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags)
 ), /* include fence (s.name, s.epoch) */, taken as materialized (
     select s.n
     from sends as s cross join lateral (
@@ -193,13 +193,13 @@ with items as materialized (
     returning s.key
 ), sent as (
     insert into coterie.messages
-        (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at)
+        (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at, tags)
     select
         $1, s.id, s.seat, s.entity_type, s.entity_id, s.method, s.payload, s.key, s.digest, s.trace_id,
-        statement_timestamp(), coalesce(s.due_at, statement_timestamp() + make_interval(secs => s.delay_s))
+        statement_timestamp(), coalesce(s.due_at, statement_timestamp() + make_interval(secs => s.delay_s)), s.tags::jsonb
     from sends as s join judged as j on j.n = s.n
     where j.outcome is null
-        and (s.key is null or $22::text is null or set_config('lock_timeout', $22, true) is not null) -- see above
+        and (s.key is null or $23::text is null or set_config('lock_timeout', $23, true) is not null) -- see above
     order by s.entity_type, s.entity_id, s.method, s.key, s.id
     on conflict do nothing
     returning id
@@ -227,16 +227,17 @@ from judged as j
     left join unsent on unsent.n = j.n;
 
 -- name: set_back
--- Count failed attempts: the next one is due later, or the message is dead. Returns the result of each member, by
--- number. An attempt is counted once.
+-- Count failed attempts: the next one is due later, or the message is dead. One without an error is put off, and not
+-- counted. Returns the result of each member, by number. An attempt is counted once.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::text[], $8::float8[]) with ordinality
         as u (seat, epoch, message, attempt, error, again_s, n)
 ), /* include fence (s.name, s.epoch) */, judged as materialized (
     select i.*, m.place, case
-        when m.status = 2 and m.epoch = i.epoch and m.attempts = i.attempt then 'written' -- by an earlier try
+        when m.status = 2 and m.epoch = i.epoch and m.attempts = i.attempt and i.error is not null
+            then 'written' -- by an earlier try
         when held.name is null then 'fenced'
-        when m.status is distinct from 0 then 'gone'
+        when m.status is distinct from 0 or m.attempts >= i.attempt and i.error is null then 'gone'
         when m.attempts >= i.attempt then 'written'
     end as outcome
     from items as i
@@ -248,10 +249,13 @@ with items as materialized (
     order by i.message
 ), failed as (
     update coterie.messages as m
-    set attempts = j.attempt,
+    set attempts = case when j.error is null then m.attempts else j.attempt end,
         suspicion = 0, -- its process has survived it
-        errors = case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
-            || jsonb_build_object('number', j.attempt, 'at', statement_timestamp(), 'error', j.error),
+        errors = case
+            when j.error is null then m.errors
+            else case when jsonb_array_length(m.errors) < 20 then m.errors else m.errors - 0 end
+                || jsonb_build_object('number', j.attempt, 'at', statement_timestamp(), 'error', j.error)
+        end,
         due_at = coalesce(statement_timestamp() + make_interval(secs => j.again_s), m.due_at),
         status = case when j.again_s is null then 2 else 0 end,
         completed_at = case when j.again_s is null then statement_timestamp() end,
@@ -344,7 +348,7 @@ from unnest($2::text[]) as u (id) cross join lateral (
 -- Read messages by their ids.
 select
     m.id, m.seat, m.entity_type, m.entity_id, m.method, m.status, m.key, m.sent_at, m.due_at, m.completed_at, m.attempts,
-    m.errors, m.payload, m.reply, m.trace_id, m.losses
+    m.errors, m.payload, m.reply, m.trace_id, m.losses, m.tags
 from unnest($2::text[]) as u (id) cross join lateral (
     select * from coterie.messages where cluster = $1 and id = u.id offset 0
 ) as m;
@@ -437,7 +441,7 @@ returning m.id;
 -- Read messages in the order of their ids, after one. Conditions that are null do not count.
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
-    trace_id, losses
+    trace_id, losses, tags
 from coterie.messages
 where cluster = $1 and id > $2 and status = coalesce($4, status) and entity_type = coalesce($5, entity_type)
     and entity_id = coalesce($6, entity_id) and method = coalesce($7, method)
@@ -449,7 +453,7 @@ limit $3;
 -- As `list`, from the newest one back.
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
-    trace_id, losses
+    trace_id, losses, tags
 from coterie.messages
 where cluster = $1 and id < $2 and status = coalesce($4, status) and entity_type = coalesce($5, entity_type)
     and entity_id = coalesce($6, entity_id) and method = coalesce($7, method)
@@ -479,7 +483,7 @@ with known as materialized (
 )
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
-    trace_id, losses
+    trace_id, losses, tags
 from (select * from few union all select * from walked) as found
 where status = 0 and entity_type = coalesce($5, entity_type) and entity_id = coalesce($6, entity_id)
     and method = coalesce($7, method)
@@ -498,9 +502,39 @@ with dead as materialized (
 )
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at, due_at, completed_at, attempts, errors, payload, reply,
-    trace_id, losses
+    trace_id, losses, tags
 from dead
 order by case when $9 then id end desc, id
+limit $3;
+
+-- name: list_tagged
+-- As `list`, for messages with a tag: along its index.
+select
+    m.id, m.seat, m.entity_type, m.entity_id, m.method, m.status, m.key, m.sent_at, m.due_at, m.completed_at, m.attempts,
+    m.errors, m.payload, m.reply, m.trace_id, m.losses, m.tags
+from coterie.message_tags as t cross join lateral (
+    select * from coterie.messages where cluster = $1 and id = t.message offset 0
+) as m
+where t.cluster = $1 and t.name = $9 and t.value = $10 and t.message > $2
+    and m.status = coalesce($4, m.status) and m.entity_type = coalesce($5, m.entity_type)
+    and m.entity_id = coalesce($6, m.entity_id) and m.method = coalesce($7, m.method)
+    and ($8::float8 is null or coalesce(m.completed_at, m.sent_at) <= clock_timestamp() - make_interval(secs => $8))
+order by t.cluster, t.name, t.value, t.message
+limit $3;
+
+-- name: list_tagged_newest
+-- As `list_tagged`, from the newest one back.
+select
+    m.id, m.seat, m.entity_type, m.entity_id, m.method, m.status, m.key, m.sent_at, m.due_at, m.completed_at, m.attempts,
+    m.errors, m.payload, m.reply, m.trace_id, m.losses, m.tags
+from coterie.message_tags as t cross join lateral (
+    select * from coterie.messages where cluster = $1 and id = t.message offset 0
+) as m
+where t.cluster = $1 and t.name = $9 and t.value = $10 and t.message < $2
+    and m.status = coalesce($4, m.status) and m.entity_type = coalesce($5, m.entity_type)
+    and m.entity_id = coalesce($6, m.entity_id) and m.method = coalesce($7, m.method)
+    and ($8::float8 is null or coalesce(m.completed_at, m.sent_at) <= clock_timestamp() - make_interval(secs => $8))
+order by t.cluster desc, t.name desc, t.value desc, t.message desc
 limit $3;
 
 -- name: revive

@@ -4,10 +4,10 @@
 -- name: insert
 -- New messages; touches nothing of those whose id or key is there. `or rollback` spares copies of pages, see store.py.
 insert or rollback into messages (
-    cluster, sent_at_ns, id, seat, entity_type, entity_id, method, key, digest, trace_id, due_at_ns, payload
+    cluster, sent_at_ns, id, seat, entity_type, entity_id, method, key, digest, trace_id, due_at_ns, payload, tags
 )
 values
-    (?1, ?2, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) -- each
+    (?1, ?2, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) -- each
 on conflict do nothing;
 
 -- name: receipt
@@ -54,6 +54,11 @@ update messages set
     errors = json_insert(
         iif(json_array_length(errors) < 20, errors, json_remove(errors, '$[0]')), '$[#]', json(:error)
     )
+where cluster = :cluster and id = :id and completed_at_ns is null and attempts < :attempt;
+
+-- name: put_off
+-- An attempt is put off: due later, and not counted.
+update messages set suspicion = 0, due_at_ns = :again_at_ns
 where cluster = :cluster and id = :id and completed_at_ns is null and attempts < :attempt;
 
 -- name: failed
@@ -151,7 +156,7 @@ where cluster = :cluster and id = :id and completed_at_ns is null;
 -- All about these messages.
 select
     id, seat, entity_type, entity_id, method, status, key, sent_at_ns, due_at_ns, completed_at_ns, attempts, errors,
-    payload, reply, trace_id, losses
+    payload, reply, trace_id, losses, tags
 from messages
 where cluster = :cluster and id in (select value from json_each(:ids));
 
@@ -198,6 +203,18 @@ and (:entity_id is null or entity_id = :entity_id)
 and (:method is null or method = :method)
 and (:before_ns is null or completed_at_ns <= :before_ns)
 order by iif(:newest, id, '') desc, id limit :most;
+
+-- name: chosen_tagged
+-- The same with a tag, of any status, in either order.
+select m.id from message_tags as t cross join messages as m on m.cluster = t.cluster and m.id = t.message
+where t.cluster = :cluster and t.name = :tag_name and t.value = :tag_value
+and iif(:newest, t.message < :after, t.message > :after)
+and (:status is null or m.status = :status)
+and (:entity_type is null or m.entity_type = :entity_type)
+and (:entity_id is null or m.entity_id = :entity_id)
+and (:method is null or m.method = :method)
+and (:before_ns is null or coalesce(m.completed_at_ns, m.sent_at_ns) <= :before_ns)
+order by iif(:newest, t.message, '') desc, t.message limit :most;
 
 -- name: cancel
 -- End a pending message: its reply says that it was cancelled, and its key is free again.

@@ -30,7 +30,7 @@ function view({ params }) {
     seen.failures.length > 0 && section("Dead, by failure", { class: "wide" }, groups(seen)),
     seen.overdue.size > 0 && section("Overdue", { class: "wide" }, overdue(seen)),
     section("Messages", { class: "wide" },
-      filterField("filter", filter, (value) => retype(params, value), { placeholder: "type:Account state:dead error:Timeout key:order-7", help: "qualifiers: type id method state error key older" }),
+      filterField("filter", filter, (value) => retype(params, value), { placeholder: "type:Account state:dead error:Timeout key:order-7", help: "qualifiers: type id method state error key tag older" }),
       list(params, filter)),
   );
 }
@@ -145,6 +145,12 @@ function detail(params) {
   return section(`Message ${params.id.slice(0, 40)}`, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the message", ({ message }) => shown(params, message)));
 }
 
+/** `order=7, tenant=acme`; null without tags. */
+function tagged(tags) {
+  const all = Object.entries(tags);
+  return all.length ? all.map(([tag, value], at) => [at ? ", " : "", name(`${tag}=${value}`, 60)]) : null;
+}
+
 function shown(params, message) {
   const [type, id] = parts(message.entity);
   const dead = message.status === "dead";
@@ -153,6 +159,7 @@ function shown(params, message) {
     h("p", null, h("a", { href: link("entities", { type, id }) }, name(message.entity)), ".", name(message.method), " ", state(KINDS[stateOf(message)] ?? "off", dead ? `dead after ${counted(message.attempts, "failed attempt")}` : stateOf(message))),
     terms([
       ["key", message.key && name(message.key)],
+      ["tags", tagged(message.tags ?? {})],
       ["shard", message.shard && h("a", { href: link("shards", { shard: message.shard }) }, name(message.shard))],
       ["sent", time(message.sent_at)],
       ["due", message.due_at && message.status === "pending" && time(message.due_at)],
