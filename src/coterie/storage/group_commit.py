@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from coterie.errors import Outcome
     from coterie.kernel.fork_guard import ProcessOrigin
+    from coterie.storage.contracts.jobs import JobEnd, JobEnded, JobInsert, JobReceipt, JobSetback
     from coterie.storage.contracts.messages import Commit, Committed, Message, Receipt, Setback, Suffered
 
     CommitGroup = Callable[["Group"], Awaitable[Sequence[Any]]]
@@ -321,6 +322,29 @@ class MessageWriter:
         self._writer.post(write, waiter)
 
     def _submit(self, write: Insert | Commit | Setback) -> asyncio.Future[Any]:
+        self._origin.require_same()
+        return self._writer.submit(write)
+
+
+class JobWriter:
+    """The part of a `storage.contracts.jobs.JobStore` that writes through the group writer."""
+
+    _writer: GroupWriter
+    _origin: ProcessOrigin
+
+    def insert(self, write: JobInsert) -> asyncio.Future[tuple[JobReceipt, ...]]:
+        """Store jobs, all or none."""
+        return self._submit(write)
+
+    def end(self, write: JobEnd) -> asyncio.Future[JobEnded]:
+        """End a job, with what it sends."""
+        return self._submit(write)
+
+    def setback(self, write: JobSetback) -> asyncio.Future[JobEnded]:
+        """Record a failed attempt, or one that is put off."""
+        return self._submit(write)
+
+    def _submit(self, write: JobInsert | JobEnd | JobSetback) -> asyncio.Future[Any]:
         self._origin.require_same()
         return self._writer.submit(write)
 

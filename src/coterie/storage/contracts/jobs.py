@@ -364,7 +364,11 @@ class JobStore(Protocol):
         ...
 
     async def cancel(self, id: str, *, reply: bytes) -> tuple[JobCancelled, RunningJob | None]:
-        """End a job that waits, with this reply, or store that nothing of it may commit. With the claim if it runs."""
+        """End a job that waits, with this reply, or store that nothing of it may commit. With the claim if it runs.
+
+        Its key may be used again. The end, setback or return of a running one ends it as cancelled, with this reply
+        unless that write has another one.
+        """
         ...
 
     # The holder of a queue's seat

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from coterie.errors import Outcome
     from coterie.kernel.random import Random
     from coterie.kernel.service import Tasks
+    from coterie.storage.contracts.jobs import JobEnd
     from coterie.storage.contracts.messages import Commit, Committed, Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.postgres.connector import ConnectionLimits, Connector
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     Fetch = Callable[..., Awaitable[Any]]
     Started = Callable[[Fetch, Sequence[UnitStart]], Awaitable[None]]
     Sent = Callable[[Fetch, Sequence[Message]], Awaitable[None]]
-    Written = Callable[[Fetch, Commit], Awaitable[Committed]]
+    Written = Callable[[Fetch, Commit | JobEnd], Awaitable[Committed]]
 
 
 # String literals and comments, which are not SQL. Of nested comments an end is left over.
@@ -126,7 +127,7 @@ class PostgresTransactions:
         started: Started,
         sent: Sent,
         written: Written,
-        alone: Callable[[Commit], Awaitable[Committed]],
+        alone: Callable[[Commit | JobEnd], Awaitable[Committed]],
     ) -> None:
         self.pool = Pool(connector, size=size, chance=chance, limits=limits)
         self._connector = connector
@@ -208,7 +209,7 @@ class PostgresUserSql:
             raise PersistenceError(doing=self._doing, problem="the statement ended the transaction", outcome="unknown")
         return SqlResult([dict(row) for row in rows], changed(tag))
 
-    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+    async def commit(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         """Commit; the workflows, the fence and the messages are the last statements before it [M3]."""
         async with asyncio.timeout_at(self._over):
             told = await self._write(write, collected)
@@ -241,7 +242,7 @@ class PostgresUserSql:
         begin = session.opening or "begin isolation level read committed"
         return "; ".join([begin, *(f"set local {setting}" for setting in settings)])
 
-    async def _write(self, write: Commit | None, collected: Collected) -> Committed:
+    async def _write(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         session = self._open
         ours = local_settings("writer", application=session.name, limits=self._limits)
         with self._told():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.jobs import JobEnd, JobInsert, JobSetback
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.contracts.ticks import ClaimResult
 from coterie.storage.contracts.units import UnitEnd
@@ -126,6 +127,8 @@ def rows_of(write: Write) -> Sequence[Hashable]:
         return [("cron", write.key)]
     if isinstance(write, units.Working):
         return [("unit", write.unit), *([] if isinstance(write, UnitEnd) else [("step", write.key)])]
+    if isinstance(write, JobInsert | JobEnd | JobSetback):
+        raise NotImplementedError("jobs on PostgreSQL")
     return [("execution", write.key) if isinstance(write, Stamp) else (isinstance(write, StateSave), write.key)]
 
 
@@ -137,6 +140,8 @@ def shape_of(write: Write) -> Shape:
         return tick_batch.shape_of(write)
     if isinstance(write, units.Working):
         return units.shape_of(write)
+    if isinstance(write, JobInsert | JobEnd | JobSetback):
+        raise NotImplementedError("jobs on PostgreSQL")
     if isinstance(write, StateSave):
         return "save_states" if write.keep or write.ttl_s is not None else "write_states"
     if isinstance(write, Stamp):
@@ -247,7 +252,7 @@ def _claims(chosen: Sequence[Write]) -> list[Any]:
 
 
 def _claim(write: Write) -> Claim | None:
-    return None if isinstance(write, Insert) else write.claim
+    return None if isinstance(write, Insert | JobInsert | JobEnd | JobSetback) else write.claim
 
 
 def _members(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:
