@@ -92,6 +92,8 @@ class JobHead(msgspec.Struct, frozen=True, gc=False):
     """Its rank, in seconds since 1970: the smaller, the earlier within its partition; equal ones by id."""
     lost: int = 0
     """How many runners were lost while they ran it."""
+    priority: int = 0
+    """As it was sent. Waiting raises a job between partitions only up to the highest one that waits."""
 
 
 class Partition(msgspec.Struct, frozen=True, gc=False):
