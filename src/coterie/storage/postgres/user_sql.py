@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coterie.errors import Outcome
     from coterie.kernel.random import Random
     from coterie.kernel.service import Tasks
-    from coterie.storage.contracts.jobs import JobEnd
+    from coterie.storage.contracts.jobs import JobEnd, NewJob
     from coterie.storage.contracts.messages import Commit, Committed, Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.postgres.connector import ConnectionLimits, Connector
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Fetch = Callable[..., Awaitable[Any]]
     Started = Callable[[Fetch, Sequence[UnitStart]], Awaitable[None]]
     Sent = Callable[[Fetch, Sequence[Message]], Awaitable[None]]
+    Stored = Callable[[Fetch, Sequence[NewJob]], Awaitable[None]]
     Written = Callable[[Fetch, Commit | JobEnd], Awaitable[Committed]]
 
 
@@ -112,6 +113,7 @@ class PostgresTransactions:
         tasks: Runs rollbacks in the background.
         started: Stores workflows, using the given fetch function.
         sent: Stores messages, likewise.
+        stored: Stores jobs, likewise.
         written: Runs the statements of a handler's writes, using the given fetch function. Returns the result.
         alone: Commits a handler's writes without a user transaction.
     """
@@ -126,6 +128,7 @@ class PostgresTransactions:
         tasks: Tasks,
         started: Started,
         sent: Sent,
+        stored: Stored,
         written: Written,
         alone: Callable[[Commit | JobEnd], Awaitable[Committed]],
     ) -> None:
@@ -135,6 +138,7 @@ class PostgresTransactions:
         self._tasks = tasks
         self._started = started
         self._sent = sent
+        self._stored = stored
         self._written = written
         self._alone = alone
 
@@ -146,6 +150,7 @@ class PostgresTransactions:
             limits=self._limits,
             started=self._started,
             sent=self._sent,
+            stored=self._stored,
             written=self._written,
         )
         what = self._connector.address
@@ -166,6 +171,7 @@ class PostgresUserSql:
         limits: ConnectionLimits,
         started: Started,
         sent: Sent,
+        stored: Stored,
         written: Written,
     ) -> None:
         self._pool = pool
@@ -173,6 +179,7 @@ class PostgresUserSql:
         self._limits = limits
         self._started = started
         self._sent = sent
+        self._stored = stored
         self._written = written
         self._lent = AsyncExitStack()
         self._session: PostgresSession | None = None
@@ -255,6 +262,8 @@ class PostgresUserSql:
                 await self._started(fetch, collected.starts)
             if collected.sends:
                 await self._sent(fetch, collected.sends)
+            if collected.jobs:
+                await self._stored(fetch, collected.jobs)
             return "written" if write is None else await self._written(fetch, write)
 
     async def _renew(self, session: PostgresSession) -> None:
