@@ -84,13 +84,13 @@ async def test_every_method(postgres_url: str) -> None:
         assert await jobs.end(JobEnd(B, f"{1:032x}", 2, b"done")) == "gone"
         assert await jobs.end(JobEnd("c" * 32, f"{2:032x}", 2, b"done")) == "fenced"
         assert await jobs.cancel(f"{2:032x}", reply=b"c") == ("cancelling", (await jobs.running(S1))[0]) or True
-        together = await asyncio.gather(
+        together: Any = await asyncio.gather(
             jobs.end(JobEnd(B, f"{2:032x}", 1, b"done", cancelled_reply=b"was", sends=(message("m1"),))),
             jobs.end(
                 JobEnd(B, f"{4:032x}", 1, b"done", sends=(message("m2"),), jobs=(job(5, key="z", tags=(("a", "b"),)),))
             ),
         )
-        assert together == ["cancelled", "written"]
+        assert list(together) == ["cancelled", "written"]
         rows = {int(r.id, 16): r for r in await jobs.list(JobFilter())}
         assert {n: r.state for n, r in rows.items()} == {1: "done", 2: "cancelled", 3: "ready", 4: "done", 5: "ready"}
         assert [m.id for m in await storage.messages.look(["m1", "m2"])] == ["m2"]
