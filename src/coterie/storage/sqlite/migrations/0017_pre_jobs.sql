@@ -22,7 +22,7 @@ create table jobs (
     claimed_at_ns integer,
     ended_at_ns integer check ((ended_at_ns is null) = (state < 4)),
     claim integer not null default 0,
-    settled integer not null default 0,
+    settled integer,
     runner text check (runner is null or state = 2),
     ran_by text,
     failures integer not null default 0,
