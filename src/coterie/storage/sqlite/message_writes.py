@@ -12,7 +12,8 @@ import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage.contracts.messages import Receipt
-from coterie.storage.sqlite import job_inserts, job_rows, messages, states
+from coterie.storage.sqlite import messages, states
+from coterie.storage.sqlite.jobs import inserts
 from coterie.storage.sqlite.messages import SQL, Error
 from coterie.storage.sqlite.store import LAST_NS, bindings, later_ns, write_rows
 from coterie.storage.user_transaction import overtaken
@@ -205,7 +206,7 @@ def _refusal(connection: apsw.Connection, scope: Scope, write: Commit) -> Commit
         return "gone"
     if is_keyed and state is not None and not states.fits(connection, scope.cluster, write.claim, state):
         return "stale"
-    is_overtaken = is_taken(connection, scope, write.sends) or job_inserts.is_taken(connection, scope, write.jobs)
+    is_overtaken = is_taken(connection, scope, write.sends) or inserts.is_taken(connection, scope, write.jobs)
     return "taken" if is_overtaken else None
 
 
@@ -217,7 +218,7 @@ def _write(connection: apsw.Connection, scope: Scope, write: Commit) -> Committe
         assert write.state is None, f"{write.message} ended inside a transaction"
         return "gone"
     store(connection, scope, write.sends)
-    job_inserts.store(connection, scope, write.jobs)
+    inserts.store(connection, scope, write.jobs)
     return None
 
 
@@ -234,7 +235,7 @@ def _happened(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:
     """
     if not all(messages.receipt(connection, scope, message.id) for message in write.sends):
         return False
-    if not all(job_rows.receipt(connection, scope, job.id) for job in write.jobs):
+    if not inserts.are_there(connection, scope, write.jobs):
         return False
     cluster, claim, state = scope.cluster, write.claim, write.state
     if write.message is None:

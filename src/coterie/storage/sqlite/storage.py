@@ -17,8 +17,6 @@ from coterie.storage.contracts.user_writes import NoUserWrites
 from coterie.storage.group_commit import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, KvPut, KvRemove, KvSwap, StateSave, Storage
 from coterie.storage.sqlite import (
-    job_inserts,
-    job_writes,
     kv,
     message_writes,
     schema,
@@ -31,7 +29,8 @@ from coterie.storage.sqlite.audit import SqliteActivity, SqliteInspection
 from coterie.storage.sqlite.database import SqliteDatabase
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.file.location import path_of
-from coterie.storage.sqlite.jobs import SqliteJobs
+from coterie.storage.sqlite.jobs import ends, inserts
+from coterie.storage.sqlite.jobs.jobs import SqliteJobs
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.ownership import SqliteOwners
@@ -241,7 +240,7 @@ class SqliteStorage(Storage):
         """Run the writes with which a user's transaction is committed."""
         units.require_started(connection, self._scope(), collected.starts)
         message_writes.require_sent(connection, self._scope(), collected.sends)
-        job_inserts.require_stored(connection, self._scope(), collected.jobs)
+        inserts.require_stored(connection, self._scope(), collected.jobs)
         if write is None:
             return "written"
         results = _HANDLERS[type(write)](connection, self._scope(), [write])
@@ -262,9 +261,9 @@ _HANDLERS: dict[type, Handler] = {
     Commit: message_writes.commit,  # first: if one is refused, little has been written in vain
     Insert: message_writes.insert,
     Setback: _each(message_writes.setback),
-    JobEnd: job_writes.end,
-    JobInsert: job_inserts.insert,
-    JobSetback: _each(job_writes.setback),
+    JobEnd: ends.end,
+    JobInsert: inserts.insert,
+    JobSetback: _each(ends.setback),
     StateSave: _each(states.save_leader_state),
     Stamp: _each(states.stamp),
     TickClaim: tick_writes.claim,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage.contracts.jobs import JOB_STATES, JobReceipt
-from coterie.storage.sqlite.job_rows import LATER, READY, SQL, find, receipt, seconds
+from coterie.storage.sqlite.jobs.rows import LATER, READY, SQL, find, receipt, seconds
 from coterie.storage.sqlite.store import LAST_NS, later_ns, write_rows
 from coterie.storage.user_transaction import overtaken
 
@@ -97,6 +97,11 @@ def store(connection: apsw.Connection, scope: Scope, jobs: Sequence[NewJob]) -> 
     """Store jobs whose keys are free."""
     if jobs:
         _insert(connection, scope, jobs)
+
+
+def are_there(connection: apsw.Connection, scope: Scope, jobs: Iterable[NewJob]) -> bool:
+    """Whether all of these jobs are stored."""
+    return all(receipt(connection, scope, job.id) for job in jobs)
 
 
 def _same(scope: Scope) -> tuple[Any, ...]:

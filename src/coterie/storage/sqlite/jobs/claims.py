@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coterie.storage.contracts.jobs import JobsClaimed, LostJob, Matured, TakenBack
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.job_rows import READY, SQL, delivery, head
-from coterie.storage.sqlite.job_writes import end_cancelled
-from coterie.storage.sqlite.queues import queue, refilled, spend
+from coterie.storage.sqlite.jobs.ends import end_cancelled
+from coterie.storage.sqlite.jobs.queues import queue, refilled, spend
+from coterie.storage.sqlite.jobs.rows import READY, SQL, delivery, head
 from coterie.storage.sqlite.store import bindings, encoded, later_ns
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from coterie.storage.contracts.jobs import (
     RunningJob,
 )
 from coterie.storage.group_commit import JobWriter
-from coterie.storage.sqlite import job_claims, job_writes, queues
-from coterie.storage.sqlite.job_rows import ENDED, SQL, delivery, find, head, job_row, running_job, seconds
+from coterie.storage.sqlite.jobs import claims, ends, queues
+from coterie.storage.sqlite.jobs.rows import ENDED, SQL, delivery, find, head, job_row, running_job, seconds
 from coterie.storage.sqlite.store import (
     LAST_NS,
     SqliteStore,
@@ -198,22 +198,22 @@ class SqliteJobs(SqliteStore, JobWriter):
 
     find = reads(find, "read jobs")
     look = reads(look, "read jobs")
-    cancel = writes(job_writes.cancel, "cancel {id!r}")
+    cancel = writes(ends.cancel, "cancel {id!r}")
     define_queue = writes(queues.define, "define the queue of {claim.seat!r}")
     queue = reads(queues.queue, "read the queue of {seat!r}")
     sweep = reads(sweep, "read jobs")
     refill = reads(refill, "read jobs")
-    mature = writes(job_claims.mature, "write jobs")
-    claim = writes(job_claims.claim, "claim jobs")
+    mature = writes(claims.mature, "write jobs")
+    claim = writes(claims.claim, "claim jobs")
     running = reads(running, "read jobs")
-    take_back = writes(job_claims.take_back, "take back jobs")
-    park = writes(job_claims.park, "park jobs")
-    unpark = writes(job_claims.unpark, "write jobs")
+    take_back = writes(claims.take_back, "take back jobs")
+    park = writes(claims.park, "park jobs")
+    unpark = writes(claims.unpark, "write jobs")
     parked = reads(parked, "read jobs")
     claimed = reads(claimed, "read jobs")
     fetch = reads(fetch, "read jobs")
-    give_back = writes(job_writes.give_back, "give back jobs")
-    progress = writes(job_writes.progress, "note the progress of {job!r}")
+    give_back = writes(ends.give_back, "give back jobs")
+    progress = writes(ends.progress, "note the progress of {job!r}")
     set_limits = writes(queues.set_limits, "limit the queue of {seat!r}")
     pause = writes(queues.pause, "pause the queue of {seat!r}")
     backlog = reads(backlog, "read jobs")

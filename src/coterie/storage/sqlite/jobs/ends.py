@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from coterie.storage.sqlite import job_inserts, message_writes
-from coterie.storage.sqlite.job_rows import CANCELLED, CLAIMED, DISCARDED, DONE, ENDED, PARKED, READY, SQL, running_job
+from coterie.storage.sqlite import message_writes
+from coterie.storage.sqlite.jobs import inserts
+from coterie.storage.sqlite.jobs.rows import CANCELLED, CLAIMED, DISCARDED, DONE, ENDED, PARKED, READY, SQL, running_job
 from coterie.storage.sqlite.store import LAST_NS, bindings, encoded, later_ns, write_rows
 
 if TYPE_CHECKING:
@@ -68,14 +69,12 @@ def end(connection: apsw.Connection, scope: Scope, writes: Sequence[JobEnd]) -> 
     rows = [(write.job, DISCARDED if write.discarded else DONE, write.reply) for write in ended]
     write_rows(connection, SQL["end"], (scope.cluster, later_ns(scope)), rows)
     message_writes.store(connection, scope, [message for write in ended for message in write.sends])
-    job_inserts.store(connection, scope, [job for write in ended for job in write.jobs])
+    inserts.store(connection, scope, [job for write in ended for job in write.jobs])
     return results
 
 
 def _overtaken(connection: apsw.Connection, scope: Scope, write: JobEnd) -> bool:
-    return message_writes.is_taken(connection, scope, write.sends) or job_inserts.is_taken(
-        connection, scope, write.jobs
-    )
+    return message_writes.is_taken(connection, scope, write.sends) or inserts.is_taken(connection, scope, write.jobs)
 
 
 def setback(connection: apsw.Connection, scope: Scope, write: JobSetback) -> JobEnded:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from coterie.storage.sqlite.store import Scope
 
-SQL = dict(statements.load(f"{__package__}.sql", "jobs.sql"))
+SQL = dict(statements.load("coterie.storage.sqlite.sql", "jobs.sql"))
 
 LATER, READY, CLAIMED, PARKED, DONE, DEAD, CANCELLED, DISCARDED = range(len(JOB_STATES))
 
@@ -35,7 +35,7 @@ ENDED = DONE
 """From this number on a state is an end."""
 
 
-class Error(msgspec.Struct, frozen=True):
+class _Error(msgspec.Struct, frozen=True):
     """A failed attempt, as stored."""
 
     number: int
@@ -43,7 +43,7 @@ class Error(msgspec.Struct, frozen=True):
     error: str
 
 
-_ERRORS = msgspec.json.Decoder(tuple[Error, ...])
+_ERRORS = msgspec.json.Decoder(tuple[_Error, ...])
 _TAGS = msgspec.json.Decoder(dict[str, str])
 _PROGRESS = msgspec.json.Decoder(tuple[float, float | None, str | None, int])
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Claim
     from coterie.storage.sqlite.store import Scope
 
-SQL = dict(statements.load(f"{__package__}.sql", "queues.sql"))
+SQL = dict(statements.load("coterie.storage.sqlite.sql", "queues.sql"))
 
 _LIMITS = tuple(field.name for field in msgspec.structs.fields(QueueLimits))
 _DEFINED = tuple(field.name for field in msgspec.structs.fields(QueueDefinition))
