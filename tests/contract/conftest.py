@@ -30,6 +30,8 @@ Passing = Callable[[float], Awaitable[None]]
 
 
 ENCRYPTED = [
+    "test_jobs",
+    "test_jobs_ends",
     "test_kv",
     "test_leader_states",
     "test_messages_commits",
@@ -41,8 +43,6 @@ ENCRYPTED = [
 PLAIN = ["test_migrations", "test_payloads", "test_units_groups", "test_unreadable"]
 """What is never: the schema, outcomes without a parent, and what is read or written beside the encryption."""
 KEYS: dict[str, object] = {"payload_keys": {"k1": bytes(range(32))}, "payload_current": "k1"}
-NOT_ON_POSTGRES = "test_jobs"
-"""PostgreSQL has no jobs yet: modules whose names begin so run on SQLite alone."""
 _encrypted: set[str] = set()  # the URLs of databases whose payloads are encrypted
 
 
@@ -54,9 +54,6 @@ def new_storage(url: str, *, name: str = "default", check_schema: bool = True) -
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "url" not in metafunc.fixturenames:
-        return
-    if metafunc.module.__name__.rpartition(".")[2].startswith(NOT_ON_POSTGRES):
-        metafunc.parametrize("url", ["memory", "file"], indirect=True)
         return
     each_time = metafunc.module.__name__.rpartition(".")[2] in POOLED
     pooled = [pytest.mark.postgres, *(() if each_time else (pytest.mark.nightly,))]

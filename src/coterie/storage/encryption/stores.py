@@ -9,7 +9,7 @@ from coterie.storage.contracts.jobs import JobEnd
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.encryption.cipher import Keyring
 from coterie.storage.encryption.incoming_calls import EncryptedIncoming
-from coterie.storage.encryption.jobs import encrypted_end
+from coterie.storage.encryption.jobs import EncryptedJobs, encrypted_end
 from coterie.storage.encryption.messages import EncryptedMessages, encrypted_commit, encrypted_job, encrypted_message
 from coterie.storage.encryption.reports import EncryptedActivity, EncryptedExecutions, EncryptedTicks
 from coterie.storage.encryption.units import EncryptedUnits, encrypted_start
@@ -35,6 +35,7 @@ STORES: dict[str, type[EncryptedStore[Any]]] = {
     "ticks": EncryptedTicks,
     "units": EncryptedUnits,
     "messages": EncryptedMessages,
+    "jobs": EncryptedJobs,
     "incoming": EncryptedIncoming,
     "user_writes": EncryptedUserWrites,
     "activity": EncryptedActivity,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from coterie.kernel.text import storable
 from coterie.storage.sqlite import message_writes
 from coterie.storage.sqlite.jobs import inserts
 from coterie.storage.sqlite.jobs.rows import CANCELLED, CLAIMED, DISCARDED, DONE, ENDED, PARKED, READY, SQL, running_job
@@ -83,15 +84,14 @@ def setback(connection: apsw.Connection, scope: Scope, write: JobSetback) -> Job
     if is_new and told == "cancelled":
         end_cancelled(connection, scope, write.job, reply=write.cancelled_reply)
     elif is_new:
-        names = bindings(scope, id=write.job, last_ns=LAST_NS, error=shown(write.error))
+        names = bindings(scope, id=write.job, last_ns=LAST_NS, error=_storable(write.error))
         names["again_at_ns"] = None if write.again_s is None else later_ns(scope, write.again_s)
         connection.execute(SQL["set_back"], names)
     return told
 
 
-def shown(error: str | None) -> str | None:
-    """An error as it can be stored: it may contain any characters."""
-    return None if error is None else error.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+def _storable(text: str | None) -> str | None:
+    return None if text is None else storable(text)
 
 
 def end_cancelled(connection: apsw.Connection, scope: Scope, job: str, *, reply: bytes = b"") -> None:
@@ -123,7 +123,7 @@ def progress(
     rows: list[Any] = connection.execute(SQL["judged"], bindings(scope, ids=encoded([job]))).fetchall()
     for _, _, current, _, holder, cancelling in rows:
         if holder == runner and current == claim and not cancelling:
-            names = {"done": progress.done, "total": progress.total, "note": shown(progress.note)}
+            names = {"done": progress.done, "total": progress.total, "note": _storable(progress.note)}
             connection.execute(SQL["note_progress"], bindings(scope, id=job, **names))
             return True
     return False
