@@ -199,6 +199,7 @@ update jobs set
     state = 2, runner = pair.value ->> 1, ran_by = pair.value ->> 1, claim = claim + 1, claimed_at_ns = :now_ns
 from json_each(:pairs) as pair
 where jobs.cluster = :cluster and jobs.id = pair.value ->> 0
+and jobs.id in (select value ->> 0 from json_each(:pairs)) -- else all jobs are looked at
 returning id, seat, part, task, fingerprint, payload, key, claim, runner, failures, lost, due_at_ns, trace_id;
 
 -- name: date_losses
