@@ -136,11 +136,11 @@ async def test_every_method(postgres_url: str) -> None:
         tx = storage.transaction(limit_s=5)
         tx.add_job(job(8), then=lambda: None)
         assert await tx.commit(JobEnd(A, f"{3:032x}", 3, b"r")) == "written"
-        states = await asyncio.gather(
+        states: Any = await asyncio.gather(
             storage.messages.commit(Commit(claim, "m2", b"r", jobs=(job(10, key="y"),))),
             storage.messages.commit(Commit(claim, None, b"r", jobs=(job(11, key="w"),))),
         )
-        assert states == ["written", "written"]
+        assert list(states) == ["written", "written"]
         assert {r.id[-1] for r in await jobs.list(JobFilter(state="ready"))} >= {"8", "a", "b"}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from coterie.kernel.text import storable
 from coterie.storage.contracts.jobs import (
     JOB_STATES,
     JobDelivery,
@@ -116,8 +117,10 @@ class PostgresJobs(PostgresStore, JobWriter):
     async def claim(self, write: JobClaim) -> JobsClaimed:
         """Claim jobs for runners, under the fence of their queue's seat."""
         claim = write.claim
-        ids, runners = [job for job, _ in write.jobs], [runner for _, runner in write.jobs]
-        rows = await self._write("claim_jobs", claim.runner, claim.seat, claim.epoch, write.stamp, ids, runners)
+        runners = dict(reversed(write.jobs))  # of a job that is named twice the first one counts
+        ids = [*dict.fromkeys(job for job, _ in write.jobs)]
+        given = write.stamp, ids, [runners[job] for job in ids]
+        rows = await self._write("claim_jobs", claim.runner, claim.seat, claim.epoch, *given)
         jobs = {row[2]: JobDelivery(*row[2:]) for row in rows if row[2] is not None}
         # There is always one row; those of jobs come in no order.
         return JobsClaimed(rows[0][0], tuple(jobs[job] for job in ids if job in jobs), rows[0][1])
@@ -163,7 +166,7 @@ class PostgresJobs(PostgresStore, JobWriter):
 
     async def progress(self, runner: str, job: str, claim: int, progress: JobProgress) -> bool:
         """Store how far a job is."""
-        given = progress.done, progress.total, progress.note
+        given = progress.done, progress.total, progress.note and storable(progress.note)
         return bool(await self._read("note_progress", runner, job, claim, *given))  # the same when it is repeated
 
     # Operators

@@ -83,7 +83,8 @@ q.seat, q."group", q.fingerprint, q.age_s, q.takeover_delay_s, q.expected_wait_s
 -- name: job_row
 -- The columns of a `JobRow`, with its tags and its progress.
 j.id, j.seat, j.part, j.task, j.fingerprint, j.state, j.key, j.priority, j.sent_at, j.due_at, j.claimed_at, j.ended_at,
-    j.claim, j.runner, j.ran_by, j.failures, j.lost, j.cancelling, j.errors, j.payload, j.reply, j.trace_id, (
+    j.claim, j.runner, j.ran_by, j.failures, j.lost, j.cancelling, j.errors, j.payload,
+    case when j.ended_at is not null then j.reply end as reply, j.trace_id, (
         select jsonb_object_agg(t.name, t.value) from coterie.job_tags as t where t.cluster = $1 and t.job = j.id
     ) as tags, p.done, p.total, p.note, p.at
 
@@ -201,7 +202,7 @@ stored as (
         (cluster, id, seat, part, task, fingerprint, payload, key, digest, priority, trace_id, sent_at, due_at, rank_at, state)
     select
         $1, s.id, s.seat, s.part, s.task, s.fingerprint, s.payload, s.key, s.digest, s.priority, s.trace_id,
-        statement_timestamp(), due.at, due.at - make_interval(secs => s.priority * s.age_s),
+        statement_timestamp(), due.at, due.at - make_interval(secs => least(greatest(s.priority * s.age_s, -9e9), 9e9)),
         case when due.at <= statement_timestamp() then 1 else 0 end
     from new_jobs as s join judged as j on j.n = s.n cross join lateral (
         select coalesce(s.due_at, statement_timestamp() + make_interval(secs => s.delay_s)) as at

@@ -15,7 +15,7 @@ with stored as (
         (cluster, id, seat, part, task, fingerprint, payload, key, digest, priority, trace_id, sent_at, due_at, rank_at, state)
     select
         $1, u.id, u.seat, u.part, u.task, u.fingerprint, u.payload, u.key, u.digest, u.priority, u.trace_id,
-        statement_timestamp(), due.at, due.at - make_interval(secs => u.priority * u.age_s),
+        statement_timestamp(), due.at, due.at - make_interval(secs => least(greatest(u.priority * u.age_s, -9e9), 9e9)),
         case when due.at <= statement_timestamp() then 1 else 0 end
     from unnest(
         $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[], $10::int[],
@@ -39,7 +39,7 @@ select * from stored;
 -- Read the jobs that exist instead of others, by number: found by id it is the sender's own, by key another one [M4].
 select
     u.n, j.id, j.state, j.due_at, extract(epoch from j.rank_at)::float8 as rank_s, clock_timestamp() as now, j.digest,
-    j.reply
+    case when j.state >= 4 then j.reply end as reply
 from unnest($2::text[], $3::text[], $4::text[]) with ordinality as u (id, task, key, n)
 cross join lateral (
     select id, state, due_at, rank_at, digest, reply from coterie.jobs where cluster = $1 and id = u.id
@@ -51,7 +51,8 @@ cross join lateral (
 
 -- name: find_job
 -- Read the job that has a key.
-select id, state, due_at, extract(epoch from rank_at)::float8 as rank_s, clock_timestamp() as now, digest, reply
+select id, state, due_at, extract(epoch from rank_at)::float8 as rank_s, clock_timestamp() as now, digest,
+    case when ended_at is not null then reply end as reply
 from coterie.jobs
 where cluster = $1 and task = $2 and key = $3;
 
@@ -78,7 +79,7 @@ with cancelled as (
 select case when cancelled.cancelling then 'cancelling' else 'cancelled' end as outcome, cancelled.*
 from cancelled
 union all
-select 'over', id, seat, part, task, claim, runner, cancelling
+select 'over', id, null, null, null, null, null, null -- perhaps it has just ended: the rest is from before that
 from coterie.jobs
 where cluster = $1 and id = $2 and not exists (select from cancelled);
 
@@ -180,7 +181,7 @@ with items as materialized (
         as u (job, claim, again_s, error, cancelled_reply, n)
 ), /* include me */, judged as materialized (
     select i.*, j.place, j.cancelling, case
-        when j.put_back = i.claim then 'written' -- by an earlier try
+        when j.put_back = i.claim and i.claim > 0 then 'written' -- by an earlier try
         when j.state = 6 and j.claim = i.claim and j.ran_by = $2 then 'cancelled' -- likewise
         when me.id is null then 'fenced'
         when j.state is distinct from 2 or j.runner is distinct from $2 or j.claim <> i.claim then 'gone'
