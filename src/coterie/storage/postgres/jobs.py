@@ -112,7 +112,7 @@ class PostgresJobs(PostgresStore, JobWriter):
         rows = await self._read("mature_jobs", claim.runner, claim.seat, claim.epoch, most)
         fenced, next_in_s = not rows[0][0], rows[0][1]  # there is always one row
         heads = tuple(JobHead(*row[2:]) for row in rows if row[2] is not None)
-        return Matured(fenced, heads, None if fenced else next_in_s)
+        return Matured(fenced, heads, None if fenced else _wait(next_in_s))
 
     async def claim(self, write: JobClaim) -> JobsClaimed:
         """Claim jobs for runners, under the fence of their queue's seat."""
@@ -135,7 +135,7 @@ class PostgresJobs(PostgresStore, JobWriter):
         rows = await self._write("take_back_jobs", *given)
         held, next_in_s = rows[0][0], rows[0][1]  # there is always one row
         lost = tuple(LostJob(row[2], row[3], row[4], JOB_STATES[row[5]]) for row in rows if row[2] is not None)
-        return TakenBack(not held, lost, next_in_s if held else None)
+        return TakenBack(not held, lost, _wait(next_in_s) if held else None)
 
     async def park(self, claim: Claim, tasks: Sequence[str], *, most: int) -> int:
         """Set aside ready jobs of these tasks, under the fence. Returns the number."""
@@ -231,6 +231,11 @@ class PostgresJobs(PostgresStore, JobWriter):
     async def _counted(self, name: str, claim: Claim, tasks: Sequence[str], most: int) -> int:
         rows = await self._write(name, claim.runner, claim.seat, claim.epoch, list(tasks), most)
         return cast("int", rows[0][0])
+
+
+def _wait(seconds: float | None) -> float | None:
+    """None: there is nothing to wait for."""
+    return None if seconds is None else max(seconds, 0.0)
 
 
 def _partitions(rows: Iterable[asyncpg.Record], *, each: int) -> list[Partition]:

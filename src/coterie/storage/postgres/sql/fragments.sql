@@ -247,7 +247,7 @@ done as (
     update coterie.jobs as j
     set state = case when i.cancelling then 6 when i.discarded then 7 else 4 end,
         ended_at = clock_timestamp(),
-        reply = case when i.cancelling then i.cancelled_reply else i.reply end,
+        reply = case when i.cancelling then coalesce(nullif(i.cancelled_reply, ''), j.reply) else i.reply end,
         cancelling = false,
         runner = null
     from judged as i

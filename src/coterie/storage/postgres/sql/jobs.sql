@@ -201,7 +201,7 @@ with items as materialized (
         ended_at = case when i.cancelling or i.again_s is null then statement_timestamp() end,
         due_at = case when i.cancelling or i.again_s is null then j.due_at else again.at end,
         rank_at = case when i.cancelling or i.again_s is null then j.rank_at else again.at - (j.due_at - j.rank_at) end,
-        reply = case when i.cancelling then i.cancelled_reply else j.reply end,
+        reply = case when i.cancelling then coalesce(nullif(i.cancelled_reply, ''), j.reply) else j.reply end,
         failures = j.failures + case when i.cancelling or i.error is null then 0 else 1 end,
         errors = case when i.cancelling or i.error is null then j.errors else
             case when jsonb_array_length(j.errors) < 20 then j.errors else j.errors - 0 end
@@ -251,9 +251,9 @@ select count(*) from given;
 with /* include me */, held as materialized (
     select j.id
     from me cross join lateral (
-        select id, state, runner, claim from coterie.jobs where cluster = $1 and id = $3 offset 0 for key share
+        select id, state, runner, claim, cancelling from coterie.jobs where cluster = $1 and id = $3 offset 0 for key share
     ) as j
-    where j.state = 2 and j.runner = me.id and j.claim = $4
+    where j.state = 2 and j.runner = me.id and j.claim = $4 and not j.cancelling
 )
 insert into coterie.job_progress as p (cluster, job, claim, at, done, total, note)
 select $1, held.id, $4, clock_timestamp(), $5::float8, $6::float8, $7::text

@@ -236,7 +236,7 @@ with /* include fence_of_one (s.name) */, clock as materialized (
     limit 1
 )
 select
-    exists (select from held) as held, greatest(extract(epoch from next.due_at - clock.now)::float8, 0) as next_in_s, matured.*
+    exists (select from held) as held, extract(epoch from next.due_at - clock.now)::float8 as next_in_s, matured.*
 from clock left join next on true left join matured on true;
 
 -- name: running_jobs
@@ -274,7 +274,7 @@ with /* include fence_of_one (s.name) */, clock as materialized (
     returning j.id, j.task, j.lost, j.state
 )
 select exists (select from held) as held, (
-    select greatest(extract(epoch from min(g.at) - (select now from clock))::float8, 0)
+    select extract(epoch from min(g.at) - (select now from clock))::float8
     from gone as g left join chosen as c on c.place = g.place
     where c.place is null
 ) as next_in_s, taken.*
