@@ -64,8 +64,8 @@ _TABLES = {
     " due_at > now() - interval '1 hour' as is_recent from coterie.messages order by id",
     "jobs": (
         "select id, part, key, runner, ran_by, claim, put_back, failures, lost, state, cancelling, reply, rank_at,"
-        " claimed_at, jsonb_array_length(errors) as errors, ended_at is not null as is_over, lost_at is not null as is_lost"
-        " from coterie.jobs order by id"
+        " claimed_at, jsonb_array_length(errors) as errors, ended_at is not null as is_over,"
+        " lost_at is not null as is_lost from coterie.jobs order by id"
     ),
     "job_tags": "select * from coterie.job_tags order by job",
     "job_progress": "select * from coterie.job_progress order by job",

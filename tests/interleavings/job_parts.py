@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from coterie.storage.contracts.jobs import JobInsert, JobSetback
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.interface import Claim
+from coterie.storage.postgres.batch import jobs as job_batch
 from coterie.storage.postgres.batch import plan, single
 from tests.interleavings import stored_jobs
 from tests.interleavings.stored_jobs import CANCELLED, CLAIMED, SENDING, ended, job, new_job, queue
@@ -82,6 +83,7 @@ def people_parts(s: Steps) -> Parts:
     nothing: tuple[Any, ...] = (None, None, None)
     return {
         "insert job": _folded(s, JobInsert((new_job("n1", key="x"),))),
+        "insert job via": _one(s, "insert_jobs_via", *job_batch.insertion((new_job("n2", key="x"),))[:-1], None),
         "cancel job": _one(s, "cancel_job", "j1", CANCELLED),
         "revive job": _one(s, "revive_jobs", 10, "j1", *nothing, None, None),
         "remove jobs": _one(s, "remove_jobs", 10, *nothing, 60.0),

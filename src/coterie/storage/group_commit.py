@@ -24,6 +24,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import Supervisor
+from coterie.storage.contracts.jobs import JobInsert
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from coterie.errors import Outcome
     from coterie.kernel.fork_guard import ProcessOrigin
-    from coterie.storage.contracts.jobs import JobEnd, JobEnded, JobInsert, JobReceipt, JobSetback
+    from coterie.storage.contracts.jobs import JobEnd, JobEnded, JobReceipt, JobSetback
     from coterie.storage.contracts.messages import Commit, Committed, Message, Receipt, Setback, Suffered
 
     CommitGroup = Callable[["Group"], Awaitable[Sequence[Any]]]
@@ -350,7 +351,9 @@ class JobWriter:
 
 
 def _key(write: Write) -> Hashable:
-    """What a message's key must be unique for; None: it has none, or the write is no insert."""
+    """What the key of a message or job must be unique for; None: it has none, or the write is no insert of one."""
+    if type(write) is JobInsert and len(write.jobs) == 1 and write.jobs[0].key is not None:
+        return "job", write.jobs[0].task, write.jobs[0].key
     if type(write) is not Insert or write.message.key is None:
         return None
     message = write.message

@@ -1,148 +1,157 @@
-"""Jobs on PostgreSQL: every method once, on one queue."""
+"""Jobs on PostgreSQL alone: groups of writes, users' connections and the keys that they hold, tokens by one clock."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.contracts.jobs import (
-    GiveBack,
-    JobClaim,
-    JobEnd,
-    JobFilter,
-    JobInsert,
-    JobProgress,
-    JobSetback,
-    NewJob,
-    QueueDefinition,
-    QueueLimits,
-)
+from coterie.errors import InvalidArgument
+from coterie.storage.contracts.jobs import JobClaim, JobDelivery, JobInsert
 from coterie.storage.contracts.messages import Commit, Message
-from tests.contract.test_states import S1, A, B, evict, joined, take
-from tests.unit.postgres.conftest import new_storage
+from coterie.storage.postgres.user_writes import insertion_of_jobs
+from coterie.storage.postgres.writer import SQL
+from tests.contract.jobs import A, B, Desk, end, evict, id_of, insert, job, joined, opened_desk, setback
+from tests.unit.postgres.conftest import new_storage, stranger
 
 if TYPE_CHECKING:
-    from coterie.storage.interface import Claim, Storage
+    from collections.abc import AsyncIterator, Sequence
+
+    import asyncpg
+
+    from coterie.storage.contracts.user_writes import JobsInserted, UserWrite
+    from coterie.storage.postgres import PostgresStorage
 
 pytestmark = pytest.mark.postgres
 
 
-def job(number: int, **more: Any) -> NewJob:
-    given = {"seat": S1, "part": "p", "task": "t", "payload": b"%d" % number, **more}
-    return NewJob(id=f"{number:032x}", **given)
+@asynccontextmanager
+async def opened(url: str, **limits: Any) -> AsyncIterator[tuple[PostgresStorage, Desk]]:
+    async with new_storage(url) as storage, opened_desk(storage, **limits) as desk:
+        yield storage, desk
 
 
-async def claimed(storage: Storage, claim: Claim, *numbers: int, runner: str = A) -> list[int]:
-    queue = await storage.jobs.queue(claim.seat)
-    assert queue is not None
-    told = await storage.jobs.claim(JobClaim(claim, queue.stamp, tuple((f"{n:032x}", runner) for n in numbers)))
-    assert told.outcome == "claimed"
-    return [int(each.id, 16) for each in told.jobs]
+async def run(connection: asyncpg.Connection[Any], write: UserWrite[JobsInserted]) -> JobsInserted:
+    """Run a write on a user's connection."""
+    rows: Sequence[Sequence[Any]] | None = None
+    try:
+        while True:
+            statement = write.send(rows)  # type: ignore[arg-type]  # None begins it
+            rows = [tuple(row) for row in await connection.fetch(statement.sql, *statement.values)]
+    except StopIteration as stop:
+        result: JobsInserted = stop.value
+        return result
 
 
-async def test_every_method(postgres_url: str) -> None:
-    async with new_storage(postgres_url) as storage, joined(storage, A) as a, joined(storage, B):
-        jobs: Any = storage.jobs
-        claim = await take(a, A)
-        row = await jobs.define_queue(
-            claim, QueueDefinition(seat=S1, group="default", fingerprint="f", concurrency=3, partition_concurrency=2)
-        )
-        assert row is not None
-        assert (row.stamp, row.defined.concurrency, row.tokens) == (1, 3, None)
-        receipts = await jobs.insert(
-            JobInsert(
-                (job(1, key="k", tags=(("order", "7"),)), job(2, priority=1), job(3, delay_s=0.01), job(4, part="q"))
-            )
-        )
-        assert [r.state for r in receipts] == ["ready", "ready", "later", "ready"]
-        (again,) = await jobs.insert(JobInsert((job(9, key="k"),)))
-        assert (again.id, again.fresh) == (f"{1:032x}", False)
-        assert (await jobs.find("t", "k")).id == f"{1:032x}"
-        await asyncio.sleep(0.05)
-        matured = await jobs.mature(claim, most=10)
-        assert [int(h.id, 16) for h in matured.heads] == [3]
-        assert matured.next_in_s is None
-        parts = await jobs.sweep(S1, after=None, parts=10, each=2)
-        assert [(p.part, [int(h.id, 16) for h in p.heads], p.more) for p in parts] == [
-            ("p", [2, 1], True),
-            ("q", [4], False),
+async def test_writes_of_all_kinds_share_a_group_and_none_costs_another_one(postgres_url: str) -> None:
+    """M3."""
+    async with opened(postgres_url) as (storage, desk):
+        held = await begun(storage, desk, 1, 2, 3, 4)
+        await storage.jobs.cancel(id_of(2), reply=b"c")
+        groups = storage.writer.groups
+        messages = [Message(f"m{n}", desk.claim.seat, "E", "e", "m", b"p", key="x") for n in (1, 2)]
+        written: list[Any] = [
+            storage.jobs.end(end(held[1])),
+            storage.jobs.end(end(held[2])),
+            storage.jobs.end(end(held[3], sends=(messages[0],), jobs=(job(7, key="k"),))),
+            storage.jobs.end(end(held[4], sends=(messages[1],))),
+            storage.jobs.setback(setback(held[1], 0.0)),
+            storage.jobs.insert(JobInsert((job(8, key="k"), job(9)))),
+            storage.messages.commit(Commit(desk.claim, None, jobs=(job(10), job(11)))),
+            storage.messages.commit(Commit(desk.claim, None, jobs=(job(12, key="k"),))),
         ]
-        assert [p.part for p in await jobs.sweep(S1, after="p", parts=10, each=2)] == ["q"]
-        assert [p.part for p in await jobs.refill(S1, ["q", "x"], each=2)] == ["q"]
-        assert await claimed(storage, claim, 2, 1, 3, 4, runner=B) == [2, 1, 4]
-        assert await claimed(storage, claim, 3) == []
-        assert len(await jobs.running(S1)) == 3 == len(await jobs.claimed(B))
-        assert len(await jobs.fetch({f"{1:032x}": 1, f"{2:032x}": 2})) == 1
-        assert await jobs.progress(B, f"{1:032x}", 1, JobProgress(1, 2, "n"))
-        (look,) = await jobs.look([f"{1:032x}"])
-        assert look.tags == {"order": "7"}
-        assert look.progress.note == "n"
-        assert await jobs.end(JobEnd(B, f"{1:032x}", 1, b"done")) == "written"
-        assert await jobs.end(JobEnd(B, f"{1:032x}", 1, b"done")) == "written"
-        assert await jobs.end(JobEnd(B, f"{1:032x}", 2, b"done")) == "gone"
-        assert await jobs.end(JobEnd("c" * 32, f"{2:032x}", 2, b"done")) == "fenced"
-        assert await jobs.cancel(f"{2:032x}", reply=b"c") == ("cancelling", (await jobs.running(S1))[0]) or True
-        together: Any = await asyncio.gather(
-            jobs.end(JobEnd(B, f"{2:032x}", 1, b"done", cancelled_reply=b"was", sends=(message("m1"),))),
-            jobs.end(
-                JobEnd(B, f"{4:032x}", 1, b"done", sends=(message("m2"),), jobs=(job(5, key="z", tags=(("a", "b"),)),))
-            ),
-        )
-        assert list(together) == ["cancelled", "written"]
-        rows = {int(r.id, 16): r for r in await jobs.list(JobFilter())}
-        assert {n: r.state for n, r in rows.items()} == {1: "done", 2: "cancelled", 3: "ready", 4: "done", 5: "ready"}
-        assert [m.id for m in await storage.messages.look(["m1", "m2"])] == ["m2"]
-        assert rows[5].tags == {"a": "b"}
-        assert await claimed(storage, claim, 3, 5, runner=B) == [3, 5]
-        assert await jobs.setback(JobSetback(B, f"{3:032x}", 1, 0.0, "boom")) == "written"
-        assert await jobs.setback(JobSetback(B, f"{3:032x}", 1, 0.0, "boom")) == "written"
-        assert await jobs.give_back(GiveBack(B, ((f"{5:032x}", 1), (f"{3:032x}", 1)))) == 1
-        assert await claimed(storage, claim, 3, 5, runner=B) == [3, 5]
-        assert await jobs.setback(JobSetback(B, f"{3:032x}", 2, None, "boom")) == "written"
-        assert await jobs.count(JobFilter(state="dead"), most=10) == 1
-        await evict(a, B)
-        assert (await jobs.look([f"{5:032x}"]))[0].runner is None
-        told = await jobs.take_back(claim, takeover_delay_s=60, loss_limit=3, most=10)
-        assert (told.fenced, told.lost) == (False, ())
-        assert 50 < told.next_in_s <= 60
-        told = await jobs.take_back(claim, takeover_delay_s=0, loss_limit=3, most=10)
-        assert [(each.lost, each.state) for each in told.lost] == [(1, "ready")]
-        assert await jobs.park(claim, ["t"], most=10) == 1
-        assert await jobs.parked(S1) == ["t"]
-        (backlog,) = await jobs.backlog([S1], most=100)
-        assert (backlog.parked, backlog.dead, backlog.oldest_s) == (1, 1, None)
-        assert await jobs.unpark(claim, ["t"], most=10) == 1
-        (backlog,) = await jobs.backlog([S1], most=100)
-        assert backlog.oldest_s > 0
-        assert await jobs.revive(JobFilter(), most=10) == 1
-        for newest in (False, True):
-            for chosen in (JobFilter(), JobFilter(state="ready"), JobFilter(tag=("a", "b")), JobFilter(state="done")):
-                found = await jobs.list(chosen, newest=newest)
-                assert len(found) == await jobs.count(chosen, most=10)
-                assert [r.id for r in found] == sorted((r.id for r in found), reverse=newest)
-        assert await jobs.remove(JobFilter(tag=("order", "7")), most=10) == 1
-        assert await jobs.purge(after="", retention_s=0, key_retention_s=0, most=100) == (2, "")
-        row = await jobs.set_limits(S1, QueueLimits(rate=10, burst=2))
-        assert (row.stamp, row.tokens, row.is_set) == (2, 2.0, True)
-        assert await claimed(storage, claim, 3, 5) == [3, 5]
-        assert (await jobs.pause(S1, paused=True)).paused_at is not None
-        told = await jobs.claim(JobClaim(claim, 3, ()))
-        assert told.outcome == "changed"
-        assert (await jobs.pause(S1, paused=False)).stamp == 4
-        assert (await jobs.set_limits(S1, None)).concurrency == 3
-        assert len(await jobs.queues()) == 1
-        tx = storage.transaction(limit_s=5)
-        tx.add_job(job(8), then=lambda: None)
-        assert await tx.commit(JobEnd(A, f"{3:032x}", 3, b"r")) == "written"
-        states: Any = await asyncio.gather(
-            storage.messages.commit(Commit(claim, "m2", b"r", jobs=(job(10, key="y"),))),
-            storage.messages.commit(Commit(claim, None, b"r", jobs=(job(11, key="w"),))),
-        )
-        assert list(states) == ["written", "written"]
-        assert {r.id[-1] for r in await jobs.list(JobFilter(state="ready"))} >= {"8", "a", "b"}
+        told = [await each for each in written]
+        assert told[:5] == ["written", "cancelled", "written", "taken", "gone"]
+        assert [(each.id, each.fresh) for each in told[5]] == [(id_of(7), False), (id_of(9), True)]
+        assert told[6:] == ["written", "taken"]
+        assert storage.writer.groups <= groups + 2
+        assert [row.id for row in await storage.messages.look(["m1", "m2"])] == ["m1"]
+        there = {int(row.id, 16) for row in await storage.jobs.look([id_of(n) for n in range(13)])}
+        assert there == {1, 2, 3, 4, 7, 9, 10, 11}
 
 
-def message(id: str) -> Message:
-    return Message(id=id, seat=S1, entity_type="E", entity_id="e", method="m", payload=b"p")
+async def test_ends_of_a_former_incarnation_keep_no_others_from_being_written(postgres_url: str) -> None:
+    """An evicted process goes on as another one: ends of both may have queued."""
+    async with opened(postgres_url) as (storage, desk), joined(storage, B), joined(storage, "c" * 32) as other:
+        (mine,), (lost,) = (await begun(storage, desk, 1)).values(), (await begun(storage, desk, 2, runner=B)).values()
+        await evict(other, B)
+        told = await asyncio.gather(storage.jobs.end(end(lost)), storage.jobs.end(end(mine)))
+        assert list[str](told) == ["fenced", "written"]
+
+
+async def test_jobs_are_stored_with_a_users_rows_or_not_at_all(postgres_url: str) -> None:
+    """O1."""
+    async with opened(postgres_url) as (storage, _), stranger(postgres_url) as user:
+        await insert(storage, job(1, key="k"))
+        sent = [job(2, key="k"), job(3, tags=(("order", "7"),)), job(4, delay_s=60.0)]
+        await user.execute("begin")
+        told = await run(user, await storage.user_writes.insert_jobs(sent))
+        assert [(int(each.id, 16), each.fresh, each.state) for each in told.receipts] == [
+            (1, False, "ready"),
+            (3, True, "ready"),
+            (4, True, "later"),
+        ]
+        assert told.transaction is not None
+        assert await storage.user_writes.ended([told.transaction]) == {}
+        assert await storage.jobs.look([id_of(3)]) == []
+        await user.execute("commit")
+        assert await storage.user_writes.ended([told.transaction]) == {told.transaction: True}
+        (row,) = await storage.jobs.look([id_of(3)])
+        assert row.tags == {"order": "7"}
+        await user.execute("begin")
+        await run(user, await storage.user_writes.insert_jobs([job(5)]))
+        await user.execute("rollback")
+        assert await storage.jobs.look([id_of(5)]) == []
+        with pytest.raises(InvalidArgument, match="another database"):
+            await run(user, insertion_of_jobs("default", "elsewhere", [job(6)]))
+
+
+async def test_others_are_stored_while_one_waits_for_a_key_that_a_user_holds(postgres_url: str) -> None:
+    """O1, M3: it gets the job that was committed, and so do later ones of that key."""
+    async with opened(postgres_url) as (storage, _), stranger(postgres_url) as user:
+        await user.execute("begin")
+        await run(user, await storage.user_writes.insert_jobs([job(1, key="k")]))
+        waiting = [storage.jobs.insert(JobInsert((job(n, key="k"),))) for n in (2, 3)]
+        others = [storage.jobs.insert(JobInsert((job(n, key=f"k{n}"),))) for n in (4, 5)]
+        assert [(await each)[0].fresh for each in others] == [True, True]
+        later = storage.jobs.insert(JobInsert((job(6, key="k"),)))
+        assert (await storage.jobs.insert(JobInsert((job(7),))))[0].fresh
+        assert not any(each.done() for each in (*waiting, later))
+        await user.execute("commit")
+        assert [(await each)[0].id for each in (*waiting, later)] == [id_of(1)] * 3
+
+
+@pytest.mark.parametrize("is_planted", [False, True], ids=["one reading", "two readings"])
+async def test_no_token_is_lost_between_two_readings_of_the_clock(postgres_url: str, *, is_planted: bool) -> None:
+    """T2: what a bucket gains is what has passed between two claims; planted: the clock is read twice."""
+    sql = SQL["claim_jobs"]
+    if is_planted:
+        assert "refilled_at = bucket.now" in sql
+        sql = sql.replace("refilled_at = bucket.now", "refilled_at = clock_timestamp()")
+    async with opened(postgres_url, rate=1e6, burst=1e12) as (storage, desk), stranger(postgres_url) as user:
+        await insert(storage, *(job(n) for n in range(1, 21)))
+        queue = await storage.jobs.queue(desk.claim.seat)
+        assert queue is not None
+        await user.execute("update coterie.queues set tokens = 1000000")  # far from full
+        filled, claimed = 1_000_000.0, 0
+        began = queue.refilled_at
+        for number in range(1, 21):
+            given = desk.claim.runner, desk.claim.seat, desk.claim.epoch, queue.stamp, [id_of(number)], [A]
+            claimed += len(await user.fetch(sql, "default", *given))
+        after = await storage.jobs.queue(desk.claim.seat)
+        assert after is not None
+        assert after.tokens is not None
+        passed_s = (after.refilled_at - began).total_seconds()
+        lost = filled + 1e6 * passed_s - claimed - after.tokens
+        assert (abs(lost) < 0.5) != is_planted, f"{lost} tokens are lost"
+
+
+async def begun(storage: PostgresStorage, desk: Desk, *numbers: int, runner: str = A) -> dict[int, JobDelivery]:
+    """Jobs that are stored and claimed for a runner, by number."""
+    await insert(storage, *(job(n) for n in numbers))
+    queue = await storage.jobs.queue(desk.claim.seat)
+    assert queue is not None
+    told = await storage.jobs.claim(JobClaim(desk.claim, queue.stamp, tuple((id_of(n), runner) for n in numbers)))
+    return {int(each.id, 16): each for each in told.jobs}

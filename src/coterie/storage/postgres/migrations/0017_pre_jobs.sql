@@ -61,7 +61,9 @@ create table coterie.job_tags (
     autovacuum_vacuum_cost_delay = 1
 );
 
-create index job_tags_value on coterie.job_tags (cluster, name, value, job);
+-- For statements that say so. Those that look for the tags of a job do not, and so never walk along it while the table looks
+-- empty.
+create index job_tags_value on coterie.job_tags (cluster, name, value, job) where name <> '';
 
 create table coterie.job_progress (
     cluster text             collate "C" not null,

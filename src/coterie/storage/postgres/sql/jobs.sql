@@ -35,6 +35,37 @@ with stored as (
 )
 select * from stored;
 
+-- name: insert_jobs_via
+-- As `insert_jobs`, in a transaction of the user, like `insert_via`.
+with /* include here */, stored as (
+    insert into coterie.jobs
+        (cluster, id, seat, part, task, fingerprint, payload, key, digest, priority, trace_id, sent_at, due_at, rank_at, state)
+    select
+        $1, u.id, u.seat, u.part, u.task, u.fingerprint, u.payload, u.key, u.digest, u.priority, u.trace_id,
+        statement_timestamp(), due.at, due.at - make_interval(secs => least(greatest(u.priority * u.age_s, -9e9), 9e9)),
+        case when due.at <= statement_timestamp() then 1 else 0 end
+    from here cross join unnest(
+        $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::text[], $9::bytea[], $10::int[],
+        $11::float8[], $12::text[], $13::timestamptz[], $14::float8[]
+    ) as u (id, seat, part, task, fingerprint, payload, key, digest, priority, age_s, trace_id, due_at, delay_s)
+        cross join lateral (
+            select coalesce(u.due_at, statement_timestamp() + make_interval(secs => u.delay_s)) as at
+        ) as due
+    where here.database = coalesce($18::text, here.database)
+    on conflict do nothing
+    returning id, state, due_at, rank_at, sent_at
+), tagged as (
+    insert into coterie.job_tags (cluster, job, name, value)
+    select $1, t.job, t.name, t.value
+    from unnest($15::text[], $16::text[], $17::text[]) as t (job, name, value)
+    where t.job in (select id from stored)
+)
+select
+    here.database, case when s.id is not null then pg_current_xact_id()::text end as transaction, s.id, s.state,
+    extract(epoch from s.due_at)::float8 as due_s, extract(epoch from s.rank_at)::float8 as rank_s,
+    extract(epoch from s.sent_at)::float8 as now_s
+from here left join stored as s on true;
+
 -- name: read_back_jobs
 -- Read the jobs that exist instead of others, by number: found by id it is the sender's own, by key another one [M4].
 select
@@ -225,14 +256,16 @@ end as outcome
 from judged as j left join done on done.n = j.n;
 
 -- name: give_jobs_back
--- Give jobs back that were not begun, or were stopped: ready again, or parked. Returns the number.
+-- Give jobs back that were not begun, or were stopped: ready again, or parked. Returns the number. If one of them was changed
+-- since it was found, perhaps cancelled, it is run again.
 with items as materialized (
     select * from unnest($3::text[], $4::bigint[]) as u (job, claim)
 ), /* include me */, found as materialized (
     select i.claim, me.id as runner, j.place
     from me cross join items as i cross join lateral (
-        select ctid as place from coterie.jobs where cluster = $1 and id = i.job offset 0
+        select ctid as place, state, runner, claim from coterie.jobs where cluster = $1 and id = i.job offset 0
     ) as j
+    where j.state = 2 and j.runner = me.id and j.claim = i.claim
     order by i.job
 ), given as (
     update coterie.jobs as j
@@ -244,7 +277,8 @@ with items as materialized (
     where j.ctid = f.place and j.state + 0 = 2 and j.runner is not distinct from f.runner and j.claim = f.claim
     returning 1
 )
-select count(*) from given;
+select case when found.count = given.count then given.count else coterie.overtaken()::bigint end as count
+from (select count(*) from found) as found, (select count(*) from given) as given;
 
 -- name: note_progress
 -- Store how far a running job is, under the fence of its end. Returns a row if it was stored.
@@ -330,7 +364,7 @@ from (
     select j.*
     from (
         select job from coterie.job_tags
-        where cluster = $1 and name = $8 and value = $9 and job > $2
+        where cluster = $1 and name <> '' and name = $8 and value = $9 and job > $2
         order by cluster, name, value, job
     ) as t cross join lateral (
         select * from coterie.jobs where cluster = $1 and id = t.job offset 0
@@ -349,7 +383,7 @@ from (
     select j.*
     from (
         select job from coterie.job_tags
-        where cluster = $1 and name = $8 and value = $9 and job < $2
+        where cluster = $1 and name <> '' and name = $8 and value = $9 and job < $2
         order by cluster desc, name desc, value desc, job desc
     ) as t cross join lateral (
         select * from coterie.jobs where cluster = $1 and id = t.job offset 0
@@ -398,7 +432,7 @@ select count(*) from (
     from coterie.job_tags as t cross join lateral (
         select id, state, seat, task, ended_at, sent_at from coterie.jobs where cluster = $1 and id = t.job offset 0
     ) as j
-    where t.cluster = $1 and t.name = $7 and t.value = $8
+    where t.cluster = $1 and t.name <> '' and t.name = $7 and t.value = $8
         and j.state = coalesce($3, j.state) and j.seat = coalesce($4, j.seat) and j.task = coalesce($5, j.task)
         and ($6::float8 is null or coalesce(j.ended_at, j.sent_at) <= clock_timestamp() - make_interval(secs => $6))
     limit $2
@@ -412,7 +446,9 @@ with chosen as materialized (
         and ($6::float8 is null or ended_at <= clock_timestamp() - make_interval(secs => $6))
         and ($3::text is null or id = $3)
         and ($7::text is null or exists (
-            select from coterie.job_tags as t where t.cluster = $1 and t.job = id and t.name = $7 and t.value = $8
+            select from coterie.job_tags as t
+            where t.cluster = $1 and t.job = id and t.name = $7 and t.value = $8
+            offset 0
         ))
     limit $2
 ), revived as (
@@ -443,7 +479,7 @@ with chosen as materialized (
     from coterie.job_tags as t cross join lateral (
         select id, state, seat, task, ended_at from coterie.jobs where cluster = $1 and id = t.job offset 0
     ) as j
-    where t.cluster = $1 and t.name = $7 and t.value = $8 and j.ended_at is not null
+    where t.cluster = $1 and t.name <> '' and t.name = $7 and t.value = $8 and j.ended_at is not null
         and j.state = coalesce($3, j.state) and j.seat = coalesce($4, j.seat) and j.task = coalesce($5, j.task)
         and ($6::float8 is null or j.ended_at <= clock_timestamp() - make_interval(secs => $6))
     limit $2

@@ -247,7 +247,8 @@ where j.cluster = $1 and j.seat = $2 and j.state = 2;
 
 -- name: take_back_jobs
 -- Take jobs back from runners that are gone, once the takeover delay is over: ready again, or cancelled, or dead at the
--- limit of losses. Returns whether the seat is held and how long until the next one, even if there are none.
+-- limit of losses. Returns whether the seat is held and how long until the next one, even if there are none. If one of them was
+-- changed since it was found, perhaps cancelled, it is run again.
 with /* include fence_of_one (s.name) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence
 ), gone as materialized (
@@ -278,7 +279,11 @@ select exists (select from held) as held, (
     from gone as g left join chosen as c on c.place = g.place
     where c.place is null
 ) as next_in_s, taken.*
-from (select 1) as always left join taken on true;
+from (
+    select case when chosen.count > taken.count then coterie.overtaken() end as overtaken
+    from (select count(*) from chosen) as chosen, (select count(*) from taken) as taken
+    offset 0
+) as always left join taken on true;
 
 -- name: park_jobs
 -- Set aside ready jobs of these tasks.
