@@ -24,6 +24,24 @@ OVERTAKEN = frozenset({"40001"})
 """A statement that somebody was faster than comes to nothing, and is run again [M3]."""
 LATER, READY, CLAIMED, PARKED, DONE, DEAD = 0, 1, 2, 3, 4, 5
 CANCELLED = b"cancelled"
+OFTEN = {
+    "job: claim x claim another, limit of the queue",
+    "job: claim x claim another, limit of a partition",
+    "job: claim x claim another, rate",
+    "job: claim x release and claim, limit",
+    "job: claim x release, grant and look, seat",
+    "job: claim for c x evict the runner, target",
+    "job: claim x pause and look",
+    "job: claim x define, definition",
+    "job: end x cancel",
+    "job: end and send x cancel",
+    "job: end x give back and claim",
+    "job: end x revive and claim",
+    "job: set back x evict, take back, claim",
+    "job: cancel x take back",
+    "job: evict x take back",
+}
+"""The pairs of every change."""
 
 
 def job(
