@@ -57,6 +57,7 @@ async def test_an_end_stores_the_reply_and_frees_the_runner(storage: Storage, de
     assert row.claimed_at is not None
     assert row.claimed_at <= row.ended_at
     assert list(await storage.jobs.claimed(A)) == []
+    assert await storage.jobs.setback(setback(delivery, 0.0)) == "gone"
     other = await desk.begin(2)
     assert await storage.jobs.end(end(other, b"why", discarded=True)) == "written"
     row = await look(storage, 2)
@@ -167,6 +168,7 @@ async def test_a_retry_that_is_due_at_once_is_ready_and_a_late_repeat_changes_no
     first = await desk.begin(1)
     assert await storage.jobs.setback(setback(first, 0.0)) == "written"
     assert await states(storage, 1) == ["ready"]
+    assert await storage.jobs.end(end(first, b"late")) == "gone", "it is no end that was stored"
     (second,) = await desk.started(1)
     assert (second.claim, second.failures) == (2, 1)
     assert await storage.jobs.setback(setback(first, 0.0)) == "written"

@@ -10,6 +10,7 @@
     JobRevived(job)                     … a dead one
     JobLeft(job, state)                 a row of the table when everything was over
     CancelTold(job)                     somebody was told that nothing of it will commit
+    EndTold(job, claim)                 whoever ran it under this claim was told that its end is stored
     QueueLimited(seat, …)               committed: the limits in force from then on
     QueuePaused(seat, paused)           committed
     BodyBegan(job, claim, runner)       the code of a task began
@@ -122,6 +123,14 @@ class CancelTold(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EndTold(Event):
+    """Whoever ran a job was told that its end is stored."""
+
+    job: str
+    claim: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueueLimited(Event):
     """The limits of a queue, from now on."""
 
@@ -130,6 +139,7 @@ class QueueLimited(Event):
     partition_concurrency: int | None = None
     rate: float | None = None
     burst: float | None = None
+    at_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,7 @@ class QueuePaused(Event):
 
     seat: str
     paused: bool
+    at_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +226,16 @@ class EveryJobEnds:
 
 @dataclass
 class ClaimsGrow:
-    """T1: each claim of a job has a number of its own, which grows; nobody holds two, and only the last one ends it."""
+    """T1: each claim of a job has a number of its own, which grows; nobody holds two, and only the last one ends it.
+
+    Whoever is told that its end is stored held that claim.
+    """
 
     _last: dict[str, int] = field(default_factory=dict)
     _held: dict[str, int] = field(default_factory=dict)
     _begun: set[tuple[str, int]] = field(default_factory=set)
+    _ended: set[tuple[str, int]] = field(default_factory=set)
+    _told: set[tuple[str, int]] = field(default_factory=set)
 
     def see(self, event: Event) -> None:
         """Compare the numbers."""
@@ -232,15 +248,21 @@ class ClaimsGrow:
         elif isinstance(event, JobFreed):
             if self._held.pop(event.job, None) != event.claim:
                 raise Violation("T1", f"{event.job}: claim {event.claim} was given up, and did not hold it")
-        elif isinstance(event, JobEnded) and event.claim < self._last.get(event.job, 0):
-            raise Violation("T1", f"{event.job}: claim {event.claim} ended it after {self._last[event.job]}")
+        elif isinstance(event, JobEnded):
+            if event.claim < self._last.get(event.job, 0):
+                raise Violation("T1", f"{event.job}: claim {event.claim} ended it after {self._last[event.job]}")
+            self._ended.add((event.job, event.claim))
+        elif isinstance(event, EndTold):
+            self._told.add((event.job, event.claim))
         elif isinstance(event, BodyBegan):
             if (event.job, event.claim) in self._begun:
                 raise Violation("T1", f"{event.job}: its body began twice under claim {event.claim}")
             self._begun.add((event.job, event.claim))
 
     def finish(self) -> None:
-        """Nothing is left to judge."""
+        """Compare what was told with what was stored."""
+        for job, claim in sorted(self._told - self._ended):
+            raise Violation("T1", f"{job}: claim {claim} was told that it had ended it, and had not")
 
 
 @dataclass
@@ -264,6 +286,7 @@ class WithinLimits:
         elif isinstance(event, QueueLimited):
             self._limit(event)
         elif isinstance(event, QueuePaused):
+            self._look(event)
             (self._paused.add if event.paused else self._paused.discard)(event.seat)
         elif isinstance(event, JobFreed):
             job = self._jobs[event.job]
@@ -274,7 +297,14 @@ class WithinLimits:
     def finish(self) -> None:
         """Nothing is left to judge."""
 
+    def _look(self, event: QueueLimited | QueuePaused) -> None:
+        """Read the clock: that it was set back since, and went on, no start may show."""
+        bucket = self._buckets.get(event.seat)
+        if bucket is not None and event.at_ns is not None:
+            bucket.look(event.at_ns)
+
     def _limit(self, limits: QueueLimited) -> None:
+        self._look(limits)
         before = self._limits.get(limits.seat)
         self._limits[limits.seat] = limits
         if limits.rate is None or limits.burst is None:
@@ -309,15 +339,19 @@ class _Starts:
     _passed_s: float = 0.0
     _least: float = float("inf")
 
+    def look(self, at_ns: int) -> None:
+        """Let the time pass until an instant."""
+        if self._at_ns is not None:
+            self._passed_s += max(0, at_ns - self._at_ns) / 1e9
+        self._at_ns = at_ns
+
     def add(self, event: JobClaimed) -> None:
         """Judge all windows that end with this start.
 
         A window from start i to start j has j - i + 1 of them: too many if j - rate * t(j) is more than burst - 1 above
         the least i - rate * t(i) before.
         """
-        if self._at_ns is not None:
-            self._passed_s += max(0, event.at_ns - self._at_ns) / 1e9
-        self._at_ns = event.at_ns
+        self.look(event.at_ns)
         self._count += 1
         surplus = self._count - self.rate * self._passed_s
         self._least = min(self._least, surplus)

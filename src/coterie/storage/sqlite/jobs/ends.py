@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.text import storable
+from coterie.storage.contracts.jobs import JobEnd
 from coterie.storage.sqlite import message_writes
 from coterie.storage.sqlite.jobs import inserts
 from coterie.storage.sqlite.jobs.rows import CANCELLED, CLAIMED, DISCARDED, DONE, ENDED, PARKED, READY, SQL, running_job
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.jobs import (
         GiveBack,
         JobCancelled,
-        JobEnd,
         JobEnded,
         JobProgress,
         JobSetback,
@@ -45,12 +45,19 @@ class _Judge:
         row = self._rows.get(write.job)
         state, claim, settled, runner, cancelling = (None,) * 5 if row is None else row
         if settled == write.claim:
-            return ("cancelled" if state == CANCELLED else "written"), False
+            return _earlier(write, state), False
         if write.runner not in self._alive:
             return "fenced", False
         if runner != write.runner or claim != write.claim:
             return "gone", False
         return ("cancelled" if cancelling else "written"), True
+
+
+def _earlier(write: JobEnd | JobSetback, state: int | None) -> JobEnded:
+    """What an earlier try of a write has done, which has settled its claim."""
+    if state == CANCELLED:
+        return "cancelled"
+    return "written" if isinstance(write, JobEnd) == (state in (DONE, DISCARDED)) else "gone"
 
 
 def end(connection: apsw.Connection, scope: Scope, writes: Sequence[JobEnd]) -> list[JobEnded]:
