@@ -17,6 +17,7 @@ from tests.support.history.jobs import (
     JobStored,
     QueueLimited,
     QueuePaused,
+    QueueRefilled,
     RunnerLost,
 )
 
@@ -49,21 +50,22 @@ when new.state <> old.state or new.claim <> old.claim begin
     where new.state > 3;
 end;
 create temp trigger job_queue_stored after insert on main.queues begin
-    insert into job_events (place, what, a, b, c, d, e, f) values (
-        job_place(), 'limited', new.seat, new.concurrency, new.partition_concurrency, new.rate, new.burst, job_clock()
+    insert into job_events (place, what, a, b, c, d, e) values (
+        job_place(), 'limited', new.seat, new.concurrency, new.partition_concurrency, new.rate, new.burst
     );
 end;
+create temp trigger job_queue_refilled before update of refilled_at_ns on main.queues begin
+    insert into job_events (place, what, a, b) values (job_place(), 'refilled', new.seat, new.refilled_at_ns);
+end;
 create temp trigger job_queue_changed after update of stamp on main.queues begin
-    insert into job_events (place, what, a, b, c, d, e, f) values (
+    insert into job_events (place, what, a, b, c, d, e) values (
         job_place(), 'limited', new.seat,
         iif(new.is_set, new.set_concurrency, new.concurrency),
         iif(new.is_set, new.set_partition_concurrency, new.partition_concurrency),
         iif(new.is_set, new.set_rate, new.rate),
-        iif(new.is_set, new.set_burst, new.burst),
-        job_clock()
+        iif(new.is_set, new.set_burst, new.burst)
     );
-    insert into job_events (place, what, a, b, c)
-    values (job_place(), 'paused', new.seat, new.paused_at_ns is not null, job_clock());
+    insert into job_events (place, what, a, b) values (job_place(), 'paused', new.seat, new.paused_at_ns is not null);
 end;
 create temp trigger job_runner_lost after delete on main.runners begin
     insert into job_events (place, what, a) values (job_place(), 'lost', old.id);
@@ -111,14 +113,15 @@ def _event(what: str, *row: Any) -> Event:
     if what == "ended":
         return JobEnded(row[0], cast("End", JOB_STATES[row[1]]), row[2])
     if what == "paused":
-        return QueuePaused(row[0], bool(row[1]), row[2])
+        return QueuePaused(row[0], bool(row[1]))
     kinds: dict[str, tuple[Callable[..., Event], int]] = {
         "freed": (JobFreed, 2),
         "revived": (JobRevived, 1),
         "ready": (JobReady, 4),
         "claimed": (JobClaimed, 4),
         "parked": (JobParked, 1),
-        "limited": (QueueLimited, 6),
+        "limited": (QueueLimited, 5),
+        "refilled": (QueueRefilled, 2),
         "lost": (RunnerLost, 1),
     }
     kind, fields = kinds[what]

@@ -13,6 +13,7 @@
     EndTold(job, claim)                 whoever ran it under this claim was told that its end is stored
     QueueLimited(seat, …)               committed: the limits in force from then on
     QueuePaused(seat, paused)           committed
+    QueueRefilled(seat, at_ns)          committed: its tokens were counted
     BodyBegan(job, claim, runner)       the code of a task began
     BodyOver(job, claim)                … and came to an end; that of a killed process never does
     RunnerLost(runner)                  it was evicted: its bodies count no longer, see T2
@@ -139,7 +140,6 @@ class QueueLimited(Event):
     partition_concurrency: int | None = None
     rate: float | None = None
     burst: float | None = None
-    at_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,14 @@ class QueuePaused(Event):
 
     seat: str
     paused: bool
-    at_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRefilled(Event):
+    """The tokens of a queue were counted, by this instant of the clock, whether or not a job began."""
+
+    seat: str
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +292,9 @@ class WithinLimits:
             self._jobs[event.job] = event
         elif isinstance(event, QueueLimited):
             self._limit(event)
-        elif isinstance(event, QueuePaused):
+        elif isinstance(event, QueueRefilled):
             self._look(event)
+        elif isinstance(event, QueuePaused):
             (self._paused.add if event.paused else self._paused.discard)(event.seat)
         elif isinstance(event, JobFreed):
             job = self._jobs[event.job]
@@ -297,14 +305,13 @@ class WithinLimits:
     def finish(self) -> None:
         """Nothing is left to judge."""
 
-    def _look(self, event: QueueLimited | QueuePaused) -> None:
+    def _look(self, event: QueueRefilled) -> None:
         """Read the clock: that it was set back since, and went on, no start may show."""
         bucket = self._buckets.get(event.seat)
-        if bucket is not None and event.at_ns is not None:
+        if bucket is not None:
             bucket.look(event.at_ns)
 
     def _limit(self, limits: QueueLimited) -> None:
-        self._look(limits)
         before = self._limits.get(limits.seat)
         self._limits[limits.seat] = limits
         if limits.rate is None or limits.burst is None:

@@ -225,7 +225,7 @@ def walked(seed: int) -> list[Event]:
         connection.close()
 
 
-SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(10, 500))]
+SEEDS = [*range(10), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(10, 200))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
