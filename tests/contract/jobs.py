@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Ownership, Storage
 
 A, B = "a" * 32, "b" * 32
-Q1, Q2 = "queue:one", "queue:two"
+ONE, TWO = "queue:one", "queue:two"
 CANCELLED = b"it was cancelled"
 """The reply of a cancelled job."""
 
 __all__ = [
-    "CANCELLED", "Q1", "Q2", "A", "B", "Desk", "end", "evict", "id_of", "insert", "job", "joined", "look", "numbers",
+    "CANCELLED", "ONE", "TWO", "A", "B", "Desk", "end", "evict", "id_of", "insert", "job", "joined", "look", "numbers",
     "opened_desk", "setback", "states", "take",
 ]  # fmt: skip
 
@@ -42,7 +42,7 @@ def id_of(number: int) -> str:
     return f"{number:032x}"
 
 
-def job(number: int, *, seat: str = Q1, part: str = "acme", task: str = "resize", **more: Any) -> NewJob:
+def job(number: int, *, seat: str = ONE, part: str = "acme", task: str = "resize", **more: Any) -> NewJob:
     """A job of a task in a partition of a queue."""
     given = {"payload": b"%d" % number, "fingerprint": "f1", **more}
     return NewJob(id=id_of(number), seat=seat, part=part, task=task, **given)
@@ -52,12 +52,12 @@ def job(number: int, *, seat: str = Q1, part: str = "acme", task: str = "resize"
 async def joined(storage: Storage, id: str) -> AsyncIterator[Ownership]:
     """A registered runner that serves the queues."""
     async with storage.ownership(id) as session:
-        me = Registration(id=id, name=id, address="", host_id="", groups=("default",), knows={Q1: "f", Q2: "f"})
-        await session.register(me, [SeatDeclaration(seat, "default", "f") for seat in (Q1, Q2)], ttl_s=600)
+        me = Registration(id=id, name=id, address="", host_id="", groups=("default",), knows={ONE: "f", TWO: "f"})
+        await session.register(me, [SeatDeclaration(seat, "default", "f") for seat in (ONE, TWO)], ttl_s=600)
         yield session
 
 
-async def take(session: Ownership, runner: str, seat: str = Q1) -> Claim:
+async def take(session: Ownership, runner: str, seat: str = ONE) -> Claim:
     """Hold the seat of a queue."""
     (grant,) = await session.acquire([seat])
     return Claim(runner, seat, grant.epoch)

@@ -13,8 +13,8 @@ from coterie.storage.contracts.jobs import JobFilter, JobInsert, JobProgress
 from coterie.storage.contracts.messages import Commit
 from tests.contract.jobs import (
     CANCELLED,
-    Q1,
-    Q2,
+    ONE,
+    TWO,
     A,
     end,
     id_of,
@@ -50,7 +50,7 @@ async def test_a_job_comes_back_as_it_was_given(storage: Storage) -> None:
     assert (receipt.id, receipt.fresh, receipt.state, receipt.digest) == (id_of(7), True, "ready", b"\x00\xff")
     assert receipt.rank_s == pytest.approx(receipt.due_at.timestamp() + 3 * 3600, abs=1e-6)
     row = await look(storage, 7)
-    assert (row.id, row.seat, row.part, row.task, row.fingerprint) == (given.id, Q1, "", "resize", "f1")
+    assert (row.id, row.seat, row.part, row.task, row.fingerprint) == (given.id, ONE, "", "resize", "f1")
     assert (row.payload, row.key, row.priority, row.trace_id) == (payload, "s:k", -3, "t1")
     assert (row.state, row.failures, row.lost, row.errors, row.reply) == ("ready", 0, 0, (), None)
     assert (row.claim, row.runner, row.ran_by, row.claimed_at, row.ended_at) == (0, None, None, None, None)
@@ -72,7 +72,7 @@ async def test_a_priority_that_is_worth_centuries_can_be_stored(storage: Storage
     receipts = await insert(storage, job(1, priority=100, age_s=1e12), job(2, priority=-100, age_s=1e12), job(3))
     ranks = [each.rank_s for each in receipts]
     assert ranks[0] < ranks[2] < ranks[1]
-    (found,) = await storage.jobs.sweep(Q1, after=None, parts=1, each=3)
+    (found,) = await storage.jobs.sweep(ONE, after=None, parts=1, each=3)
     assert numbers(found.heads) == [1, 3, 2]
     assert [each.rank_s for each in found.heads] == sorted(ranks), "as the receipts say"
 
@@ -174,7 +174,7 @@ async def test_jobs_are_listed_by_their_properties(storage: Storage, desk: Desk,
         job(1, tags=(("order", "7"), ("kind", "a"))),
         job(2, tags=(("order", "7"),), delay_s=60.0),
         job(3, task="other", tags=(("order", "8"),)),
-        job(4, seat=Q2),
+        job(4, seat=TWO),
         job(5, task="odd"),
         *(job(number) for number in range(6, 10)),
     )
@@ -186,13 +186,13 @@ async def test_jobs_are_listed_by_their_properties(storage: Storage, desk: Desk,
     await passing(0.05)
     wanted = {
         JobFilter(): [1, 2, 3, 4, 5, 6, 7, 8, 9],
-        JobFilter(seat=Q2): [4],
+        JobFilter(seat=TWO): [4],
         JobFilter(task="other"): [3],
         JobFilter(tag=("order", "7")): [1, 2],
         JobFilter(tag=("order", "9")): [],
         JobFilter(tag=("order", "7"), state="later"): [2],
         JobFilter(state="ready"): [1, 3, 4],
-        JobFilter(state="ready", seat=Q1): [1, 3],
+        JobFilter(state="ready", seat=ONE): [1, 3],
         JobFilter(state="later"): [2],
         JobFilter(state="parked"): [5],
         JobFilter(state="done"): [6],
@@ -225,7 +225,7 @@ async def test_dead_jobs_are_revived_and_their_claims_go_on(storage: Storage, de
     row = await look(storage, 1)
     assert (row.failures, row.lost, row.claim, row.ended_at, len(row.errors)) == (0, 0, 1, None, 1)
     assert row.due_at > was.due_at
-    (found,) = await storage.jobs.sweep(Q1, after=None, parts=1, each=1)
+    (found,) = await storage.jobs.sweep(ONE, after=None, parts=1, each=1)
     assert found.heads[0].rank_s == pytest.approx(row.due_at.timestamp() - 3600, abs=1e-6), "with its priority"
     (delivery,) = await desk.started(1)
     assert delivery.claim == 2, "what the first one writes is refused"
@@ -278,6 +278,6 @@ async def test_clusters_do_not_see_each_others_jobs(storage: Storage, neighbour:
     assert await neighbour.jobs.look([id_of(1)]) == []
     assert await neighbour.jobs.find("resize", "k") is None
     assert await neighbour.jobs.cancel(id_of(1), reply=CANCELLED) == ("unknown", None)
-    assert await neighbour.jobs.sweep(Q1, after=None, parts=10, each=10) == []
+    assert await neighbour.jobs.sweep(ONE, after=None, parts=10, each=10) == []
     assert (await insert(neighbour, job(1, key="k")))[0].fresh
     assert await states(storage, 1) == ["ready"]

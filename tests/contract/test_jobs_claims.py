@@ -11,7 +11,7 @@ from coterie.storage.contracts.jobs import GiveBack, JobClaim, JobFilter, Runnin
 from coterie.storage.interface import Claim
 from tests.contract.jobs import (
     CANCELLED,
-    Q1,
+    ONE,
     A,
     B,
     Desk,
@@ -47,7 +47,7 @@ async def test_a_claimed_job_comes_with_all_that_is_needed_to_run_it(storage: St
     payload = bytes(range(256))
     (receipt,) = await insert(storage, job(1, payload=payload, key="k", digest=b"d", trace_id="t1", priority=2))
     (delivery,) = await desk.started(1)
-    assert (delivery.id, delivery.seat, delivery.part, delivery.task) == (id_of(1), Q1, "acme", "resize")
+    assert (delivery.id, delivery.seat, delivery.part, delivery.task) == (id_of(1), ONE, "acme", "resize")
     assert (delivery.fingerprint, delivery.payload, delivery.key) == ("f1", payload, "k")
     assert (delivery.claim, delivery.runner, delivery.failures, delivery.lost) == (1, A, 0, 0)
     assert (delivery.due_s, delivery.trace_id) == (receipt.due_at.timestamp(), "t1")
@@ -55,8 +55,8 @@ async def test_a_claimed_job_comes_with_all_that_is_needed_to_run_it(storage: St
     assert (row.state, row.claim, row.runner, row.ran_by) == ("claimed", 1, A, A)
     assert row.claimed_at is not None
     assert before <= row.claimed_at <= await storage.now()
-    running = RunningJob(id_of(1), Q1, "acme", "resize", 1, A, cancelling=False)
-    assert list(await storage.jobs.running(Q1)) == list(await storage.jobs.claimed(A)) == [running]
+    running = RunningJob(id_of(1), ONE, "acme", "resize", 1, A, cancelling=False)
+    assert list(await storage.jobs.running(ONE)) == list(await storage.jobs.claimed(A)) == [running]
     assert list(await storage.jobs.claimed(B)) == []
     assert list(await storage.jobs.fetch({id_of(1): 1, id_of(2): 1})) == [delivery]
     assert list(await storage.jobs.fetch({id_of(1): 2})) == []
@@ -88,7 +88,7 @@ async def test_jobs_go_to_the_runners_that_they_are_claimed_for(storage: Storage
 
 async def test_only_the_holder_of_the_seat_claims(storage: Storage, desk: Desk) -> None:
     await insert(storage, job(1))
-    for claim in (Claim(A, Q1, desk.claim.epoch + 1), Claim(B, Q1, desk.claim.epoch)):
+    for claim in (Claim(A, ONE, desk.claim.epoch + 1), Claim(B, ONE, desk.claim.epoch)):
         told = await storage.jobs.claim(JobClaim(claim, desk.stamp, ((id_of(1), A),)))
         assert (told.outcome, told.jobs) == ("fenced", ())
     assert (await storage.jobs.claim(JobClaim(desk.claim, desk.stamp + 1, ((id_of(1), A),)))).outcome == "changed"
@@ -125,7 +125,7 @@ async def test_no_more_run_than_the_queue_allows(storage: Storage) -> None:
         (three,) = (await desk.start(3, 5)).jobs
         assert await storage.jobs.cancel(four.id, reply=CANCELLED) == (
             "cancelling",
-            RunningJob(four.id, Q1, "p4", "resize", 1, A, cancelling=True),
+            RunningJob(four.id, ONE, "p4", "resize", 1, A, cancelling=True),
         )
         assert (await desk.start(5)).jobs == (), "until its body has ended it takes its slot (T6)"
         assert await storage.jobs.end(end(four)) == "cancelled"
@@ -149,7 +149,7 @@ async def test_concurrent_claims_keep_the_limits(storage: Storage) -> None:
         await insert(storage, *(job(number) for number in range(1, 11)))
         told = await asyncio.gather(*(desk.start(number) for number in range(1, 11)))
         assert sum(len(each.jobs) for each in told) == 3
-        assert len(await storage.jobs.running(Q1)) == 3
+        assert len(await storage.jobs.running(ONE)) == 3
 
 
 async def test_limits_that_have_become_smaller_let_nothing_start_until_there_is_room(storage: Storage) -> None:
@@ -196,7 +196,7 @@ async def test_what_cannot_start_costs_no_token(storage: Storage) -> None:
         told = await desk.start(9, 1, 2)
         assert numbers(told.jobs) == [1]
         assert told.tokens == pytest.approx(2.0, abs=0.5)
-        row = await storage.jobs.queue(Q1)
+        row = await storage.jobs.queue(ONE)
         assert row is not None
         assert row.tokens == told.tokens
 

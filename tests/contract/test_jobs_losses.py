@@ -12,8 +12,8 @@ from coterie.storage.contracts.jobs import GiveBack, JobFilter, LostJob, TakenBa
 from coterie.storage.interface import Claim
 from tests.contract.jobs import (
     CANCELLED,
-    Q1,
-    Q2,
+    ONE,
+    TWO,
     A,
     B,
     Desk,
@@ -77,7 +77,7 @@ async def test_jobs_of_a_lost_runner_are_ready_again(storage: Storage, session: 
     assert (row.state, row.lost, row.failures, row.claim, row.runner, row.ran_by) == ("ready", 1, 0, 1, None, B)
     assert row.due_at == was.due_at, "in its place"
     assert await taken_back(desk) == TakenBack(False), "once"
-    (found,) = await storage.jobs.sweep(Q1, after=None, parts=1, each=5)
+    (found,) = await storage.jobs.sweep(ONE, after=None, parts=1, each=5)
     assert [(each.id, each.lost) for each in found.heads] == [(id_of(1), 1), (id_of(3), 0)]
     (again,) = await desk.started(1)
     assert (again.claim, again.lost) == (2, 1)
@@ -149,13 +149,13 @@ async def test_a_cancelled_job_whose_runner_is_lost_has_ended(storage: Storage, 
 async def test_only_the_holder_takes_back_and_only_of_its_seat(
     storage: Storage, session: Ownership, desk: Desk
 ) -> None:
-    other = Desk(storage, await take(session, A, Q2))
+    other = Desk(storage, await take(session, A, TWO))
     await other.define()
-    await insert(storage, job(1), job(2, seat=Q2))
+    await insert(storage, job(1), job(2, seat=TWO))
     async with lost(storage, session):
         await desk.started(1, runner=B)
         await other.started(2, runner=B)
-    former = Claim(A, Q1, desk.claim.epoch - 1)
+    former = Claim(A, ONE, desk.claim.epoch - 1)
     told = await storage.jobs.take_back(former, takeover_delay_s=0.0, loss_limit=3, most=10)
     assert told == TakenBack(True)
     assert [each.id for each in (await taken_back(desk)).lost] == [id_of(1)]

@@ -169,8 +169,24 @@ def test_beside_many_others_hot_work_costs_what_it_does_alone(
     assert steps <= 1.05 * alone_steps + 60
 
 
+def test_a_job_of_a_large_claim_costs_what_one_of_a_small_claim_does(beside: MeasuredJobs) -> None:
+    def costs(count: int) -> float:
+        given = tuple(job(1000 + number) for number in range(count))
+        pairs = tuple((each.id, RUNNER) for each in given)
+
+        def work(connection: apsw.Connection) -> None:
+            inserts.insert(connection, NOW, [JobInsert(given)])
+            told = claims.claim(connection, NOW, JobClaim(CLAIM, 1, pairs))
+            written = [JobEnd(RUNNER, each.id, each.claim, b"reply") for each in told.jobs]
+            assert ends.end(connection, NOW, written) == ["written"] * count
+
+        return beside.cost(work)[1] / count
+
+    assert costs(400) < 1.2 * costs(20)
+
+
 PLANTS = [
-    ("claim", "claim", "and jobs.id in (select value ->> 0 from json_each(:pairs))", ""),
+    ("claim", "claim", "and id in", "and +id in"),
     ("claim", "candidates", "and id in", "and +id in"),
     ("claim", "room", "and state = 2", "and +state = 2"),
     ("end, a group", "end", "and id = ended", "and +id = ended"),

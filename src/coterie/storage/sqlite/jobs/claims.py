@@ -94,10 +94,11 @@ def _chosen(connection: apsw.Connection, scope: Scope, write: JobClaim, *, room:
 
 
 def _begin(connection: apsw.Connection, scope: Scope, chosen: Sequence[tuple[str, str]]) -> tuple[JobDelivery, ...]:
-    if not chosen:
-        return ()
-    rows = connection.execute(SQL["claim"], bindings(scope, pairs=encoded(chosen)))
-    begun = {each.id: each for each in map(delivery, rows)}
+    begun: dict[str, JobDelivery] = {}
+    for runner in {runner for _, runner in chosen}:
+        ids = [job for job, whose in chosen if whose == runner]
+        rows = connection.execute(SQL["claim"], bindings(scope, runner=runner, ids=encoded(ids)))
+        begun |= {each.id: each for each in map(delivery, rows)}
     return tuple(begun[job] for job, _ in chosen)
 
 

@@ -91,7 +91,6 @@ def define(
     if definition is None:
         ((group,),) = connection.execute(SQL["group"], bindings(scope, seat=claim.seat))
         definition = QueueDefinition(seat=claim.seat, group=group, fingerprint="")
-    fresh = stored is None
     limits = _limits(definition)
     row = QueueRow(
         **{name: getattr(definition, name) for name in _DEFINED},
@@ -103,16 +102,14 @@ def define(
         refilled_at=to_datetime(later_ns(scope)),
         now=to_datetime(scope.now_ns),
     )
-    if stored is not None and not fresh:
-        kept = _limits(stored) if stored.is_set else limits
-        row = msgspec.structs.replace(
-            row,
-            **msgspec.structs.asdict(kept),
-            is_set=stored.is_set,
-            paused_at=stored.paused_at,
-            tokens=refilled(scope, stored),
-        )
-    return _store(connection, scope, row)
+    return _store(connection, scope, row if stored is None else _kept(scope, row, stored))
+
+
+def _kept(scope: Scope, row: QueueRow, stored: QueueRow) -> QueueRow:
+    """A queue with another definition: what was set at run time stays, and what is left in the bucket."""
+    limits = msgspec.structs.asdict(_limits(stored)) if stored.is_set else {}
+    tokens = refilled(scope, stored)
+    return msgspec.structs.replace(row, **limits, is_set=stored.is_set, paused_at=stored.paused_at, tokens=tokens)
 
 
 def _definition(row: QueueRow) -> QueueDefinition:

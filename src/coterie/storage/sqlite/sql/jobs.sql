@@ -194,12 +194,9 @@ select id, part, state, cancelling from jobs
 where cluster = :cluster and seat = :seat and id in (select value from json_each(:ids));
 
 -- name: claim
--- Jobs begin, each for one runner.
-update jobs set
-    state = 2, runner = pair.value ->> 1, ran_by = pair.value ->> 1, claim = claim + 1, claimed_at_ns = :now_ns
-from json_each(:pairs) as pair
-where jobs.cluster = :cluster and jobs.id = pair.value ->> 0
-and jobs.id in (select value ->> 0 from json_each(:pairs)) -- else all jobs are looked at
+-- Jobs begin, for one runner.
+update jobs set state = 2, runner = :runner, ran_by = :runner, claim = claim + 1, claimed_at_ns = :now_ns
+where cluster = :cluster and id in (select value from json_each(:ids))
 returning id, seat, part, task, fingerprint, payload, key, claim, runner, failures, lost, due_at_ns, trace_id;
 
 -- name: date_losses
