@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from coterie.storage.contracts.jobs import (
     JobClaim,
     JobDelivery,
@@ -32,8 +34,8 @@ CANCELLED = b"it was cancelled"
 """The reply of a cancelled job."""
 
 __all__ = [
-    "CANCELLED", "ONE", "TWO", "A", "B", "Desk", "end", "evict", "id_of", "insert", "job", "joined", "look", "numbers",
-    "opened_desk", "setback", "states", "take",
+    "CANCELLED", "ONE", "TWO", "A", "B", "Desk", "desk", "end", "evict", "id_of", "insert", "job", "joined", "look",
+    "numbers", "opened_desk", "setback", "states", "take",
 ]  # fmt: skip
 
 
@@ -135,6 +137,13 @@ async def opened_desk(storage: Storage, **limits: Any) -> AsyncIterator[Desk]:
     async with joined(storage, A) as session:
         desk = Desk(storage, await take(session, A))
         await desk.define(**limits)
+        yield desk
+
+
+@pytest.fixture
+async def desk(storage: Storage) -> AsyncIterator[Desk]:
+    """The holder of a queue without limits."""
+    async with opened_desk(storage) as desk:
         yield desk
 
 

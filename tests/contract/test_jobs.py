@@ -16,30 +16,24 @@ from tests.contract.jobs import (
     ONE,
     TWO,
     A,
+    desk,
     end,
     id_of,
     insert,
     job,
     look,
     numbers,
-    opened_desk,
     setback,
     states,
 )
 from tests.contract.messages import message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from coterie.storage.interface import Storage
     from tests.contract.conftest import Passing
     from tests.contract.jobs import Desk
 
-
-@pytest.fixture
-async def desk(storage: Storage) -> AsyncIterator[Desk]:
-    async with opened_desk(storage) as desk:
-        yield desk
+__all__ = ["desk"]  # fixtures
 
 
 async def test_a_job_comes_back_as_it_was_given(storage: Storage) -> None:

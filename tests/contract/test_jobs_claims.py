@@ -15,6 +15,7 @@ from tests.contract.jobs import (
     A,
     B,
     Desk,
+    desk,
     end,
     evict,
     id_of,
@@ -30,16 +31,10 @@ from tests.contract.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from coterie.storage.interface import Storage
     from tests.contract.conftest import Passing
 
-
-@pytest.fixture
-async def desk(storage: Storage) -> AsyncIterator[Desk]:
-    async with opened_desk(storage) as desk:
-        yield desk
+__all__ = ["desk"]  # fixtures
 
 
 async def test_a_claimed_job_comes_with_all_that_is_needed_to_run_it(storage: Storage, desk: Desk) -> None:

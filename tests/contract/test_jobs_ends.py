@@ -16,6 +16,7 @@ from tests.contract.jobs import (
     A,
     B,
     Desk,
+    desk,
     end,
     evict,
     id_of,
@@ -23,7 +24,6 @@ from tests.contract.jobs import (
     job,
     joined,
     look,
-    opened_desk,
     setback,
     states,
     take,
@@ -31,15 +31,9 @@ from tests.contract.jobs import (
 from tests.contract.messages import message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from coterie.storage.interface import Storage
 
-
-@pytest.fixture
-async def desk(storage: Storage) -> AsyncIterator[Desk]:
-    async with opened_desk(storage) as desk:
-        yield desk
+__all__ = ["desk"]  # fixtures
 
 
 def changed(delivery: JobDelivery, **more: Any) -> JobDelivery:

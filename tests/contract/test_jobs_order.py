@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-import pytest
-
 from coterie.storage.contracts.jobs import Matured
 from coterie.storage.interface import Claim
 from tests.contract.jobs import (
@@ -14,30 +12,26 @@ from tests.contract.jobs import (
     TWO,
     A,
     Desk,
+    desk,
     end,
     id_of,
     insert,
     job,
     joined,
     numbers,
-    opened_desk,
     setback,
     states,
     take,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from coterie.storage.contracts.jobs import Partition
     from coterie.storage.interface import Storage
     from tests.contract.conftest import Passing
 
-
-@pytest.fixture
-async def desk(storage: Storage) -> AsyncIterator[Desk]:
-    async with opened_desk(storage) as desk:
-        yield desk
+__all__ = ["desk"]  # fixtures
 
 
 def shown(found: Sequence[Partition]) -> list[tuple[str, list[int], bool]]:

@@ -20,10 +20,12 @@ from coterie.storage.sqlite.jobs import claims, ends, queues
 from coterie.storage.sqlite.jobs.rows import ENDED, SQL, delivery, find, head, job_row, running_job, seconds
 from coterie.storage.sqlite.store import (
     LAST_NS,
+    PAST_ALL,
     SqliteStore,
     bindings,
     encoded,
     later_ns,
+    purged,
     reads,
     writes,
 )
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
 
     from coterie.storage.contracts.jobs import JobFilter
     from coterie.storage.sqlite.store import Scope
-
-_PAST_ALL = "\U0010ffff"
-"""Sorts after every id."""
 
 _OWN_INDEX = ("later", "ready", "claimed", "parked", "dead")
 """States in which few jobs are among many."""
@@ -121,7 +120,7 @@ def listed(
     newest: bool = False,
 ) -> list[JobRow]:
     """The next jobs, in the order of their ids, or in the reverse order."""
-    ids = _chosen(connection, scope, chosen, after=after or (_PAST_ALL if newest else ""), most=most, newest=newest)
+    ids = _chosen(connection, scope, chosen, after=after or (PAST_ALL if newest else ""), most=most, newest=newest)
     return sorted(look(connection, scope, ids), key=lambda row: row.id, reverse=newest)
 
 
@@ -148,20 +147,9 @@ def remove(connection: apsw.Connection, scope: Scope, chosen: JobFilter, *, most
 def purge(
     connection: apsw.Connection, scope: Scope, *, after: str, retention_s: float, key_retention_s: float, most: int
 ) -> tuple[int, str]:
-    """Delete jobs that ended long ago among the next ones. Returns the number and where to continue [m17]."""
-    before_ns, keys_before_ns = later_ns(scope, -retention_s), later_ns(scope, -key_retention_s)
-    last, sent_at_ns = _last_of(connection, scope, after=after, most=most)
-    names = bindings(scope, after=after, last=last or _PAST_ALL, before_ns=before_ns, keys_before_ns=keys_before_ns)
-    removed = _changed(connection, "purge", names)
-    # Ids begin with the time at which they were drawn: after a recent one all others are recent.
-    is_young = sent_at_ns > max(before_ns, keys_before_ns)
-    return removed, "" if last is None or is_young else last
-
-
-def _last_of(connection: apsw.Connection, scope: Scope, *, after: str, most: int) -> tuple[str | None, int]:
-    for job, sent_at_ns in connection.execute(SQL["last_of"], bindings(scope, after=after, most=most)):
-        return job, sent_at_ns
-    return None, 0
+    """Delete jobs that ended long ago among the next ones. Returns the number and where to continue."""
+    kept = {"retention_s": retention_s, "key_retention_s": key_retention_s}
+    return purged(connection, scope, SQL, after=after, **kept, most=most)
 
 
 def _chosen(
