@@ -182,7 +182,7 @@ class PostgresJobs(PostgresStore, JobWriter):
 
     async def pause(self, seat: str, *, paused: bool) -> QueueRow | None:
         """Once it has returned nothing is claimed, or may be again."""
-        return _queue(await self._read("pause_queue", seat, paused))  # the same when it is repeated
+        return _queue(await self._write("pause_queue", seat, paused))
 
     async def backlog(self, seats: Sequence[str], *, most: int) -> Sequence[QueueBacklog]:
         """Return how much waits and runs at seats; each number counts up to `most`."""
