@@ -1,4 +1,4 @@
-"""Jobs and queues on PostgreSQL: inserts, ends and setbacks go to the group writer, the rest to the pool."""
+"""Queues on PostgreSQL: what the holder of a queue's seat does, and who looks at queues or changes their limits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
-
-from coterie.kernel.text import storable
 from coterie.storage.contracts.jobs import (
     JOB_STATES,
     JobDelivery,
     JobHead,
-    JobProgress,
-    JobRow,
     JobsClaimed,
     LostJob,
     Matured,
@@ -26,54 +21,23 @@ from coterie.storage.contracts.jobs import (
     RunningJob,
     TakenBack,
 )
-from coterie.storage.contracts.messages import Attempt
-from coterie.storage.group_commit import JobWriter
-from coterie.storage.postgres.batch.jobs import receipt
 from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import asyncpg
 
-    from coterie.storage.contracts.jobs import GiveBack, JobCancelled, JobClaim, JobFilter, JobReceipt, JobState
+    from coterie.storage.contracts.jobs import JobClaim
     from coterie.storage.interface import Claim
 
-_errors = msgspec.json.Decoder(tuple[Attempt, ...]).decode
-_tags = msgspec.json.Decoder(dict[str, str]).decode
-
-_PAST_ALL = "\U0010ffff"
-"""Sorts after every id."""
-_FEW: frozenset[JobState] = frozenset({"later", "ready", "claimed", "parked", "dead"})
-"""States that have an index: few rows among all that have ended."""
 _LIMITS = ("concurrency", "partition_concurrency", "rate", "burst")
 _NO_DEFINITION = QueueDefinition(seat="", group="", fingerprint="")
 
 
-class PostgresJobs(PostgresStore, JobWriter):
-    """The jobs and queues of one cluster. See `storage.contracts.jobs.JobStore`."""
-
-    # Senders
-
-    async def find(self, task: str, key: str) -> JobReceipt | None:
-        """Return the job that has a key, or None."""
-        rows = await self._read("find_job", task, key)
-        return receipt(rows[0]) if rows else None
-
-    async def look(self, ids: Sequence[str]) -> Sequence[JobRow]:
-        """Return these jobs."""
-        return _rows(await self._read("look_at_jobs", ids))
-
-    async def cancel(self, id: str, *, reply: bytes) -> tuple[JobCancelled, RunningJob | None]:
-        """End a job that waits, with this reply, or store that nothing of it may commit."""
-        rows = await self._write("cancel_job", id, reply)
-        if not rows:
-            return "unknown", None
-        outcome, *row = rows[0]
-        return outcome, RunningJob(*row) if outcome == "cancelling" else None
-
-    # The holder of a queue's seat
+class PostgresQueues(PostgresStore):
+    """The queues of one cluster. See `storage.contracts.jobs.JobStore`."""
 
     async def define_queue(self, claim: Claim, definition: QueueDefinition | None) -> QueueRow | None:
         """Store what the program defines, unless it is stored already, and return the row."""
@@ -127,7 +91,7 @@ class PostgresJobs(PostgresStore, JobWriter):
 
     async def running(self, seat: str) -> Sequence[RunningJob]:
         """Return the claimed jobs of a seat."""
-        return _running(await self._read("running_jobs", seat))
+        return running_jobs(await self._read("running_jobs", seat))
 
     async def take_back(self, claim: Claim, *, takeover_delay_s: float, loss_limit: int, most: int) -> TakenBack:
         """Make jobs of lost runners ready again, or end them, under the fence of the seat."""
@@ -149,28 +113,6 @@ class PostgresJobs(PostgresStore, JobWriter):
         """Return the tasks of which jobs are parked at a seat."""
         return [row[0] for row in await self._read("parked_tasks", seat)]
 
-    # Who runs jobs
-
-    async def claimed(self, runner: str) -> Sequence[RunningJob]:
-        """Return the jobs that are claimed for a runner."""
-        return _running(await self._read("claimed_for", runner))
-
-    async def fetch(self, claims: Mapping[str, int]) -> Sequence[JobDelivery]:
-        """Return those of these jobs whose claim is still this one, and that are not cancelled."""
-        return [JobDelivery(*row) for row in await self._read("fetch_jobs", list(claims), list(claims.values()))]
-
-    async def give_back(self, write: GiveBack) -> int:
-        """Give jobs back: ready again, or parked, without a failure. Returns the number given back."""
-        ids, claims = [job for job, _ in write.jobs], [claim for _, claim in write.jobs]
-        return cast("int", (await self._write("give_jobs_back", write.runner, ids, claims, write.park))[0][0])
-
-    async def progress(self, runner: str, job: str, claim: int, progress: JobProgress) -> bool:
-        """Store how far a job is."""
-        given = progress.done, progress.total, progress.note and storable(progress.note)
-        return bool(await self._read("note_progress", runner, job, claim, *given))  # the same when it is repeated
-
-    # Operators
-
     async def queues(self) -> Sequence[QueueRow]:
         """Return all queues, in order of their seats."""
         return readable(await self._read("queues"), _to_queue, table="queues", key=itemgetter("seat"), is_whole=True)
@@ -187,46 +129,6 @@ class PostgresJobs(PostgresStore, JobWriter):
     async def backlog(self, seats: Sequence[str], *, most: int) -> Sequence[QueueBacklog]:
         """Return how much waits and runs at seats; each number counts up to `most`."""
         return [QueueBacklog(*row) for row in await self._read("backlog_of_queues", list(seats), most)]
-
-    async def list(
-        self, chosen: JobFilter, *, after: str | None = None, most: int = 100, newest: bool = False
-    ) -> Sequence[JobRow]:
-        """Return jobs after the id `after`, in order of their ids; with `newest` in the reverse order."""
-        given = after or (_PAST_ALL if newest else ""), most, *_asked(chosen)
-        if chosen.tag is not None:
-            name = "list_newest_tagged_jobs" if newest else "list_tagged_jobs"
-            return _rows(await self._read(name, *given, *chosen.tag))
-        if chosen.state in _FEW:
-            return _rows(await self._read("list_few_jobs", *given, newest))
-        return _rows(await self._read("list_newest_jobs" if newest else "list_jobs", *given))
-
-    async def count(self, chosen: JobFilter, *, most: int) -> int:
-        """Count the jobs, up to `most`."""
-        if chosen.tag is not None:
-            rows = await self._read("count_tagged_jobs", most, *_asked(chosen), *chosen.tag)
-        elif chosen.state in _FEW:
-            rows = await self._read("count_few_jobs", most, *_asked(chosen))
-        else:
-            rows = await self._read("count_jobs", most, *_asked(chosen))
-        return cast("int", rows[0][0])
-
-    async def revive(self, chosen: JobFilter, *, id: str | None = None, most: int) -> int:
-        """Make dead jobs ready, due now, without failures or losses. Returns the number."""
-        if chosen.state not in (None, "dead"):
-            return 0
-        _, *asked = _asked(chosen)
-        rows = await self._write("revive_jobs", most, id, *asked, *(chosen.tag or (None, None)))
-        return cast("int", rows[0][0])
-
-    async def remove(self, chosen: JobFilter, *, most: int) -> int:
-        """Delete up to `most` jobs that have ended. Returns the number deleted."""
-        name, tag = ("remove_jobs", ()) if chosen.tag is None else ("remove_tagged_jobs", chosen.tag)
-        return cast("int", (await self._write(name, most, *_asked(chosen), *tag))[0][0])
-
-    async def purge(self, *, after: str, retention_s: float, key_retention_s: float, most: int) -> tuple[int, str]:
-        """Delete jobs that ended longer ago than that, among the next `most` ids after `after`; dead ones stay."""
-        (row,) = await self._write("purge_jobs", after, most, retention_s, key_retention_s)
-        return row["gone"], row["last"] if row["seen"] == most and not row["young"] else ""
 
     async def _counted(self, name: str, claim: Claim, tasks: Sequence[str], most: int) -> int:
         rows = await self._write(name, claim.runner, claim.seat, claim.epoch, list(tasks), most)
@@ -245,7 +147,7 @@ def _partitions(rows: Iterable[asyncpg.Record], *, each: int) -> list[Partition]
     return [Partition(part, group[:each], len(group) > each) for part, group in found]
 
 
-def _running(rows: Iterable[asyncpg.Record]) -> list[RunningJob]:
+def running_jobs(rows: Iterable[asyncpg.Record]) -> list[RunningJob]:
     return [RunningJob(*row) for row in rows]
 
 
@@ -261,21 +163,3 @@ def _to_queue(row: asyncpg.Record) -> QueueRow:
     columns = dict(row)
     defined = QueueLimits(**{name: columns.pop(f"defined_{name}") for name in _LIMITS})
     return QueueRow(**columns, defined=defined)
-
-
-def _rows(rows: Sequence[asyncpg.Record]) -> list[JobRow]:
-    return readable(rows, _row, table="jobs", key=itemgetter("id"))
-
-
-def _row(row: asyncpg.Record) -> JobRow:
-    columns = dict(row)
-    done, total, note, at = (columns.pop(name) for name in ("done", "total", "note", "at"))
-    columns["state"] = JOB_STATES[columns["state"]]
-    columns["errors"] = _errors(columns["errors"])
-    columns["tags"] = _tags(columns["tags"]) if columns["tags"] is not None else {}
-    return JobRow(**columns, progress=None if at is None else JobProgress(done, total, note, at))
-
-
-def _asked(chosen: JobFilter) -> tuple[Any, ...]:
-    state = None if chosen.state is None else JOB_STATES.index(chosen.state)
-    return state, chosen.seat, chosen.task, chosen.older_than_s
