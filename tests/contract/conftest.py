@@ -30,6 +30,8 @@ Passing = Callable[[float], Awaitable[None]]
 
 
 ENCRYPTED = [
+    "test_jobs",
+    "test_jobs_ends",
     "test_kv",
     "test_leader_states",
     "test_messages_commits",

@@ -11,6 +11,7 @@ from coterie.settings import Settings
 from coterie.storage.interface import KvPut, StateSave
 from coterie.storage.sqlite.storage import SqliteStorage
 from coterie.work.pruner import Pruner
+from tests.contract.jobs import end, opened_desk, setback, states
 from tests.contract.messages import id_of, message
 from tests.contract.test_states import A
 from tests.contract.units import (
@@ -93,6 +94,31 @@ async def test_every_table_says_for_how_long_its_oldest_row_should_be_gone(
     assert (await pruner(storage).prune())["kv"] == 1
     assert await storage.kv.get("kept") is not None
     assert (await storage.overdue(retention_s=0, key_retention_s=0)).keys() == {"units"}, "it is kept for half a minute"
+
+
+async def test_jobs_that_have_ended_go_and_dead_ones_stay(storage: Storage) -> None:
+    """Of those with a key after `key_retention`."""
+    async with opened_desk(storage) as desk:
+        for number in range(1, 6):
+            delivery = await desk.begin(number, key="k" if number == 2 else None)
+            if number == 3:
+                await storage.jobs.setback(setback(delivery, None))
+            elif number != 4:
+                await storage.jobs.end(end(delivery, discarded=number == 5))
+    assert await storage.overdue(retention_s=3600, key_retention_s=3600) == {}
+    ago_ns = int(((await storage.now()) - timedelta(seconds=100)).timestamp() * 1e9)
+    await execute(
+        storage,
+        sqlite=f"update jobs set ended_at_ns = {ago_ns} where ended_at_ns is not null",
+        postgres="update coterie.jobs set ended_at = now() - interval '100 s' where ended_at is not null",
+    )
+    late = await storage.overdue(retention_s=10, key_retention_s=3600)
+    assert late.keys() == {"jobs"}
+    assert 89 < late["jobs"] < 400
+    assert (await pruner(storage, retention="40s", key_retention="1h").prune())["jobs"] == 2
+    assert await states(storage, 1, 2, 3, 4, 5) == [None, "done", "dead", "claimed", None]
+    assert await storage.overdue(retention_s=10, key_retention_s=3600) == {}
+    assert (await storage.overdue(retention_s=10, key_retention_s=10)).keys() == {"jobs"}
 
 
 async def test_messages_ticks_and_states_say_so_too_until_they_are_pruned(

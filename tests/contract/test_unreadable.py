@@ -21,9 +21,11 @@ from coterie.kernel.ids import Seat
 from coterie.storage import unreadable_rows
 from coterie.storage.contracts.activity import Act
 from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.jobs import JobClaim, JobFilter, JobInsert, JobProgress
 from coterie.storage.contracts.messages import MessageFilter, Setback
 from coterie.storage.contracts.ticks import CronTakeover, TickClaim, Verdict
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration, StateSave
+from tests.contract.jobs import job
 from tests.contract.messages import S1, S2, A, B, id_of, message
 from tests.contract.ticks import CRON_A, CRON_B, FINGERPRINT, SCHEDULE, at
 from tests.contract.units import new_start, step_write, unit_key
@@ -39,6 +41,10 @@ TABLES = {
     "seats": ("name", S2),
     "fingerprints": ("seat", Seat.cron(CRON_A)),
     "messages": ("id", id_of(1)),
+    "jobs": ("id", id_of(1)),
+    "job_tags": ("job", id_of(1)),
+    "job_progress": ("job", id_of(1)),
+    "queues": ("seat", S2),
     "crons": ("name", CRON_A),
     "cron_pauses": ("name", CRON_A),
     "ticks": ("name", CRON_A),
@@ -58,7 +64,17 @@ INCOMING = (
     "insert into incoming (cluster, id, kind, type, entity, method, args, sent_at, due_at)"
     " values ('default', 'w{}', 'call', 'Account', 'alice', 'note', '{{}}', now(), now())"
 )
-SEVERAL = {"cron_pauses", "crons", "deferreds", "fingerprints", "state_history", "steps", "ticks"}
+SEVERAL = {
+    "cron_pauses",
+    "crons",
+    "deferreds",
+    "fingerprints",
+    "job_progress",
+    "job_tags",
+    "state_history",
+    "steps",
+    "ticks",
+}
 """Where there may be several such rows, or another one comes in its place; nobody refers to them."""
 NOT_IN_A_FILE = {"generations", "incoming"}
 """It has no failovers, and nobody but coterie writes it."""
@@ -188,6 +204,7 @@ class Cluster:
         found |= {f"message {row.id}" for row in await storage.messages.look([id_of(1), id_of(2)])}
         found |= {f"listed {row.id}" for row in await storage.messages.list(MessageFilter())}
         await storage.messages.backlog(most=10, dead_most=10)
+        found |= await self._jobs()
         takes = [CronTakeover(claims[Seat.cron(name)], name, FINGERPRINT) for name in (CRON_A, CRON_B)]
         books = await storage.ticks.take(takes)
         found |= {f"book {name} {len(book.open)}" for name, book in books.items()}
@@ -213,6 +230,41 @@ class Cluster:
         await storage.machines.lease(A, ttl_s=60, until_ms=1)
         return found
 
+    async def _jobs(self) -> set[str]:
+        jobs, ids = self.storage.jobs, [id_of(number) for number in range(1, 5)]
+        parts = [*await jobs.sweep(S1, after=None, parts=10, each=10)]
+        parts += await jobs.refill(S1, ["one", "two"], each=10)
+        found = {f"job head {head.id}" for part in parts for head in part.heads}
+        found |= {f"job {row.id}" for row in await jobs.look(ids)}
+        found |= {f"listed job {row.id}" for row in await jobs.list(JobFilter())}
+        found |= {f"tagged job {row.id}" for row in await jobs.list(JobFilter(tag=("a", "1")))}
+        found |= {f"running job {row.id}" for row in await jobs.running(S1)}
+        found |= {f"claimed job {row.id}" for row in await jobs.claimed(A)}
+        found |= {f"fetched job {row.id}" for row in await jobs.fetch(dict.fromkeys(ids, 1))}
+        receipts = [await jobs.find("resize", key) for key in ("k1", "k2")]
+        found |= {f"keyed job {receipt.id}" for receipt in receipts if receipt is not None}
+        found |= {f"queue {row.seat}" for row in await jobs.queues()}
+        found |= {f"queue of {row.seat}" for seat in (S1, S2) if (row := await jobs.queue(seat)) is not None}
+        found |= {f"backlog {row.seat}" for row in await jobs.backlog([S1, S2], most=10)}
+        await jobs.parked(S1)
+        return found
+
+
+async def with_jobs(storage: Storage, claims: dict[str, Claim]) -> None:
+    """Two that wait and two that run, with all that belongs to them."""
+    for seat in (S1, S2):
+        assert await storage.jobs.define_queue(claims[seat], None)
+    names = {1: "one", 2: "two", 3: "one", 4: "two"}
+    for number, name in names.items():
+        given = job(number, seat=S1, part=name, key=f"k{number}", tags=(("a", "1"),))
+        await storage.jobs.insert(JobInsert((given,)))
+    queue = await storage.jobs.queue(S1)
+    assert queue is not None
+    told = await storage.jobs.claim(JobClaim(claims[S1], queue.stamp, ((id_of(1), A), (id_of(2), A))))
+    assert len(told.jobs) == 2
+    for number in (1, 2):
+        assert await storage.jobs.progress(A, id_of(number), 1, JobProgress(1.0, 2.0, "half"))
+
 
 @pytest.fixture
 async def cluster(storage: Storage, hand: TableWriter) -> AsyncIterator[Cluster]:
@@ -230,6 +282,7 @@ async def cluster(storage: Storage, hand: TableWriter) -> AsyncIterator[Cluster]
         for number in (1, 2):
             await storage.messages.insert(message(number))
             await storage.messages.setback(Setback(claims[S1], id_of(number), 1, "boom", 0.0))
+        await with_jobs(storage, claims)
         for name in (CRON_A, CRON_B):
             await storage.ticks.take([CronTakeover(claims[Seat.cron(name)], name, FINGERPRINT)])
             verdicts = (Verdict(at(0), at(0)), Verdict(at(1), at(1)))

@@ -12,6 +12,7 @@ from tests.interleavings.late_definitions import late_definitions
 from tests.interleavings.leader_states import leading
 from tests.interleavings.started_units import started_units
 from tests.interleavings.steps import Steps
+from tests.interleavings.stored_jobs import stored_jobs
 from tests.interleavings.stored_messages import stored_messages
 from tests.interleavings.stored_ticks import stored_ticks
 from tests.interleavings.stored_units import stored_units
@@ -37,7 +38,7 @@ def catalogue(steps: Steps | None = None) -> dict[str, Pair]:
     chosen = steps or Steps(SQL)
     parts: tuple[Some, ...] = (
         *(writes, leases, restarts, seats, definitions, keys, fenced_keys, generations, stored_messages),
-        *(leading, stored_ticks, stored_units, late_definitions, started_units),
+        *(stored_jobs, leading, stored_ticks, stored_units, late_definitions, started_units),
     )
     pairs = [pair for part in parts for pair in part(chosen)]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"

@@ -26,6 +26,8 @@ SQL: Mapping[str, str] = {
     **statements.load(PACKAGE, "fenced_writes.sql"),
     **statements.load(PACKAGE, "leading.sql"),
     **statements.load(PACKAGE, "messages.sql"),
+    **statements.load(PACKAGE, "jobs.sql"),
+    **statements.load(PACKAGE, "queues.sql"),
     **statements.load(PACKAGE, "ticks.sql"),
     **statements.load(PACKAGE, "units.sql"),
     **statements.load(PACKAGE, "incoming.sql"),
@@ -60,6 +62,14 @@ _TABLES = {
     ),
     "messages": "select id, key, status, attempts, suspicion, losses, epoch, reply,"
     " due_at > now() - interval '1 hour' as is_recent from coterie.messages order by id",
+    "jobs": (
+        "select id, part, key, runner, ran_by, claim, put_back, failures, lost, state, cancelling, reply, rank_at,"
+        " claimed_at, jsonb_array_length(errors) as errors, ended_at is not null as is_over,"
+        " lost_at is not null as is_lost from coterie.jobs order by id"
+    ),
+    "job_tags": "select * from coterie.job_tags order by job",
+    "job_progress": "select * from coterie.job_progress order by job",
+    "queues": "select * from coterie.queues order by seat",
     "definitions": "select name, fingerprint, effective_from from coterie.seats order by name",
     "crons": "select * from coterie.crons order by name",
     "cron_pauses": "select * from coterie.cron_pauses order by name, until_at",
@@ -75,7 +85,8 @@ _TABLES = {
 }
 
 _EMPTIED = (
-    *("messages", "seats", "states", "state_history", "executions", "kv", "leases", "runners"),
+    *("messages", "jobs", "job_tags", "job_progress", "queues"),
+    *("seats", "states", "state_history", "executions", "kv", "leases", "runners"),
     *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
     *("units", "steps", "deferreds", "machines", "secrets", "incoming"),
 )

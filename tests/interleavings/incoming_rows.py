@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from coterie.storage.contracts.incoming_calls import MovedCall, MovedStart
 from coterie.storage.contracts.units import UnitStart
-from coterie.storage.postgres.batch import messages as message_batch
+from coterie.storage.postgres.batch.sends import message_columns
 from tests.interleavings.database import CLUSTER
 from tests.interleavings.stored_messages import message
 from tests.support.interleaving import atomic
@@ -32,7 +32,7 @@ def rows(*ids: str, kind: str = "call", same_as: str = "") -> str:
 
 def moving(s: Steps, *calls: MovedCall) -> tuple[Step, ...]:
     """Move rows on s1, in the name of a."""
-    columns = message_batch.columns_of([each.message for each in calls])
+    columns = message_columns([each.message for each in calls])
     more = [each.error for each in calls], [each.known for each in calls]
     return atomic(s.step("move_incoming", *MINE, *columns, *more, step="move"))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from tests.interleavings.database import SQL
+from tests.interleavings.job_plants import JOB_PLANTS
 from tests.interleavings.late_definitions import LATE_PLANTS
 from tests.interleavings.leader_states import LEADING_PLANTS
 from tests.interleavings.message_plants import MAIL_PLANTS
@@ -280,6 +281,7 @@ PLANTS = (
         level="repeatable read",
     ),
     *MAIL_PLANTS,
+    *JOB_PLANTS,
     *LEADING_PLANTS,
     *TICK_PLANTS,
     *UNIT_PLANTS,

@@ -19,9 +19,10 @@ from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
 from coterie.storage.postgres.batch import messages, plan, single
-from tests.interleavings import incoming_rows, stored_messages, stored_ticks, stored_units
+from tests.interleavings import incoming_rows, job_parts, stored_jobs, stored_messages, stored_ticks, stored_units
 from tests.interleavings.database import CLUSTER, THERE, defined, given
 from tests.interleavings.late_definitions import learning
+from tests.interleavings.stored_jobs import job
 from tests.support.interleaving import Count, Pair, Script, Step, atomic, explore
 
 if TYPE_CHECKING:
@@ -156,7 +157,17 @@ def difference(found: dict[str, Any], expected: list[dict[str, Any]]) -> str:
 
 def serial_pairs(s: Steps) -> dict[str, Pair]:
     """All of them by name, over the right statements or some with a planted bug."""
-    groups = [*_keys(s), *_messages(s), *_states(s), *_crons(s), *_units(s), *_incoming(s), *_seats(s), *_others(s)]
+    groups = [
+        *_keys(s),
+        *_messages(s),
+        *_jobs(s),
+        *_states(s),
+        *_crons(s),
+        *_units(s),
+        *_incoming(s),
+        *_seats(s),
+        *_others(s),
+    ]
     pairs = [pair for group in groups for pair in group.pairs()]
     assert len({pair.name for pair in pairs}) == len(pairs), "two pairs have one name"
     return {pair.name: pair for pair in pairs}
@@ -221,6 +232,8 @@ def _messages(s: Steps) -> list[Group]:
         "end": folded(s, m.ENDED),
         "lone end": one_statement(s, "end_message", *single.values("end_message", m.ENDED)),
         "commit": folded(s, m.LEFT),
+        "commit and jobs": folded(s, job_parts.sending(m.LEFT)),
+        "end of a job": folded(s, job_parts.SENT),
         "set back": folded(s, m.AGAIN),
         "set aside": folded(s, m.DEAD),
         "suspect": one_statement(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
@@ -250,7 +263,7 @@ def _messages(s: Steps) -> list[Group]:
     unheld = {name: everything[name] for name in ("cancel", "insert", "lone insert", "insert via", *several, "revive")}
     held = ("messages", "id = 'm0'")
     return [
-        Group("pending message", rows("m1", key="x"), everything),
+        Group("pending message", rows("m1", key="x") + job_parts.CLAIMED_JOB, everything),
         Group("dead message", rows("m1", status=2, key="x"), everything),
         Group("done message", rows("m1", status=1, key="x"), everything),
         Group("message of a free seat", rows("m1", holder=None, key="x"), unheld),
@@ -266,6 +279,26 @@ def _once(s: Steps, name: str, *values: Any) -> tuple[Step, ...]:
 def _adding(s: Steps) -> tuple[Step, ...]:
     add = s.step("add_message", *single.values("add_message", Insert(stored_messages.message("n3"))))
     return (replace(add, nothing=THERE),)
+
+
+# Jobs
+
+
+def _jobs(s: Steps) -> list[Group]:
+    parts = job_parts.all_parts(s)
+    states = {
+        "ready job": job("j1", key="x"),
+        "later job": job("j1", state=0, key="x"),
+        "parked job": job("j1", state=3),
+        "claimed job": job("j1", state=2, runner="c", key="x"),
+        "lost job": job("j1", state=2, lost=True),
+        "dead job": job("j1", state=5, key="x"),
+        "done job": job("j1", state=4, key="x"),
+    }
+    tag = f";insert into coterie.job_tags values ('{CLUSTER}', 'j1', 'name', 'value')"
+    return [
+        Group(name, stored_jobs.rows(each + tag, limits={"concurrency": 1}), parts) for name, each in states.items()
+    ]
 
 
 # States, their history, executions
@@ -293,6 +326,7 @@ def _states(s: Steps) -> list[Group]:
         "claim": one_statement(s, "claim_states", "a", ["s1"], [1], ["k"]),
         "set aside": one_statement(s, "set_aside", "a", ["s1"], [1], ["k"], ["odd"], 5),
         "commit": folded(s, replace_message(stored_messages.LEFT)),
+        "commit and jobs": folded(s, job_parts.sending(replace_message(stored_messages.LEFT))),
         "purge": one_statement(s, "purge_states", 10),
     }
     beginning = {
@@ -410,6 +444,8 @@ def _incoming(s: Steps) -> list[Group]:
         "insert via": one_statement(s, "insert_via", *messages.columns([stored_messages.message("n4", key="x")]), None),
         "add": _adding(s),
         "commit": folded(s, stored_messages.LEFT),
+        "commit and jobs": folded(s, job_parts.sending(stored_messages.LEFT)),
+        "end of a job": folded(s, job_parts.SENT),
         "end": folded(s, stored_messages.ENDED),
         "lone end": one_statement(s, "end_message", *single.values("end_message", stored_messages.ENDED)),
         "set back": folded(s, stored_messages.AGAIN),
@@ -490,6 +526,8 @@ def _seats(s: Steps) -> list[Group]:
         "end message": folded(s, stored_messages.ENDED),
         "lone end": one_statement(s, "end_message", *single.values("end_message", stored_messages.ENDED)),
         "commit": folded(s, stored_messages.LEFT),
+        "commit and jobs": folded(s, job_parts.sending(stored_messages.LEFT)),
+        **job_parts.held_parts(s),
         "set back": folded(s, stored_messages.AGAIN),
         "suspect": one_statement(s, "suspect", "a", "s1", 1, ["E"], [1], 2),
         "mark": one_statement(s, "mark_suspect", "a", "s1", 1, "m1", 2),
@@ -519,7 +557,8 @@ def _seats(s: Steps) -> list[Group]:
         "register": s.registering("d", "v3"),
     }
     incoming = incoming_rows.rows("w1") + incoming_rows.rows("w2", kind="workflow")
-    rows = begin + ";" + message + unit + incoming + stored_ticks.KNOWN + stored_ticks.tick()
+    jobs = job_parts.READY_JOB + job_parts.claimed_job("j2")
+    rows = begin + ";" + message + unit + incoming + stored_ticks.KNOWN + stored_ticks.tick() + jobs
     return [
         Group("seat", rows, written, moves),
         Group("seat and its moves", rows, moves),

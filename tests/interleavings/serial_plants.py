@@ -58,4 +58,18 @@ SERIAL_PLANTS = (
         _SAYS,
         swapped(("resume_cron",), (" for no key update", "")),
     ),
+    Plant(
+        "a job that is not given back since it was cancelled meanwhile",
+        "T6",
+        "claimed job: give job back x cancel job",
+        _SAYS,
+        swapped(("give_jobs_back",), ("else coterie.overtaken()::bigint end", "else given.count end")),
+    ),
+    Plant(
+        "a lost job that is not taken back since it was cancelled meanwhile",
+        "T6",
+        "lost job: take jobs back x cancel job",
+        _SAYS,
+        swapped(("take_back_jobs",), ("then coterie.overtaken() end", "then '' end")),
+    ),
 )

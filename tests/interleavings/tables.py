@@ -22,7 +22,8 @@ _WRITE = re.compile(r"\b(?P<deed>insert into|update|delete from)\s+coterie\.(?P<
 _LOCK = re.compile(r"\bfor (?P<mode>no key update|update|key share|share)\b(?:\s+of\s+(?P<alias>\w+))?")
 _SOURCE = re.compile(r"\b(?:from|join)\s+coterie\.(?P<table>\w+)(?:\s+as\s+(?P<alias>\w+))?")
 _BEHIND: Mapping[str, Mapping[str, Deed]] = {
-    "delete runners": {"leases": "delete", "seats": "update"},  # foreign keys: on delete cascade, on delete set null
+    # foreign keys: on delete cascade, on delete set null; and a trigger
+    "delete runners": {"leases": "delete", "seats": "update", "jobs": "update"},
     "insert messages": {"message_tags": "insert"},  # triggers
     "delete messages": {"message_tags": "delete"},
     "call forget_units": {"steps": "delete", "deferreds": "delete"},

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.interleavings import late_definitions, started_units, stored_ticks, stored_units
+from tests.interleavings import late_definitions, started_units, stored_jobs, stored_ticks, stored_units
 from tests.interleavings.catalogue import catalogue
 from tests.interleavings.database import stage
 from tests.interleavings.runs import describe, play_pair
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.postgres
 
 PAIRS = catalogue()
 SELDOM = {name for name in PAIRS if name.startswith("unit: ")} - stored_units.OFTEN
+SELDOM |= {name for name in PAIRS if name.startswith("job: ")} - stored_jobs.OFTEN
 SELDOM |= late_definitions.NIGHTLY | started_units.NIGHTLY
 OFTEN = [name for name in PAIRS if name not in stored_ticks.NIGHTLY | SELDOM]
 SAMPLE = 2

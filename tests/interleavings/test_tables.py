@@ -20,6 +20,8 @@ LOADED = {
     "fenced_writes",
     "leading",
     "messages",
+    "jobs",
+    "queues",
     "ticks",
     "units",
     "incoming",
@@ -69,12 +71,17 @@ def test_what_the_schema_does_for_a_statement_is_known() -> None:
     schema = "".join(each.sql for each in migrations.load("coterie.storage.postgres.migrations"))
     schema = re.sub(r"--.*", "", schema)
     triggers = re.findall(r"create trigger \w+ (after \w+) on coterie\.(\w+) .*? function coterie\.(\w+)", schema)
-    assert triggers == [("after insert", "messages", "store_tags"), ("after delete", "messages", "remove_tags")]
+    assert triggers == [
+        ("after insert", "messages", "store_tags"),
+        ("after delete", "messages", "remove_tags"),
+        ("after delete", "runners", "lose_jobs"),
+    ]
     assert schema.count("create trigger") == len(triggers)
     assert "on update" not in schema
     functions = set(re.findall(r"create (?:or replace )?function coterie\.(\w+)", schema))
     for_sql = {"add_incoming", "send", "start_workflow"}  # called by programs without coterie, they add a row
-    known = {"overtaken", "forget_units", "store_tags", "remove_tags"} | for_sql
+    reading = {"bucket_at", "claimed_jobs"}
+    known = {"overtaken", "forget_units", "store_tags", "remove_tags", "lose_jobs"} | for_sql | reading
     assert functions == known, "the first one raises, the others stand in `behind`"
     keys = {
         f"{table}: {parent}, {deed}"
@@ -82,7 +89,7 @@ def test_what_the_schema_does_for_a_statement_is_known() -> None:
         for parent, deed in re.findall(r"references coterie\.(\w+) \(\w+\)( on delete [a-z ]+)?", columns)
     }
     assert keys == {"leases: runners,  on delete cascade", "seats: runners,  on delete set null"}
-    assert behind("delete runners") == {"leases": "delete", "seats": "update"}
+    assert behind("delete runners") == {"leases": "delete", "seats": "update", "jobs": "update"}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +97,7 @@ def test_what_the_schema_does_for_a_statement_is_known() -> None:
     [
         ("evict", "seats", {"update"}),  # by the foreign key
         ("evict", "leases", {"delete"}),
+        ("evict", "jobs", {"update"}),  # by the trigger
         ("acquire", "seats", {"lock", "update"}),
         ("acquire", "runners", {"key lock"}),
         ("kv_put", "kv", {"insert", "update"}),

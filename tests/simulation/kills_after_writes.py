@@ -73,8 +73,13 @@ _AFTER_LOSS = "only after a kill: the workloads of the simulator kill there agai
 _DEPLOYED = "only with another program, and one commit: the interleavings play it against all others"
 _KEYS = "one commit, and its outcome is asked for by its stamp: tests/simulation/workloads/kv.py"
 _OTHERWISE = "the same as another statement, for many rows at once"
+_NO_JOBS = "no runner runs jobs yet"
 NOT_RUN = {
     "activity": {"add": _OPERATED, "purge": _PRUNED},
+    "jobs": dict.fromkeys(("insert", "tag", "end", "set_back", "mature", "claim"), _NO_JOBS)
+    | dict.fromkeys(("give_back", "end_cancelled", "note_progress", "park", "unpark"), _NO_JOBS)
+    | dict.fromkeys(("date_losses", "lose", "count_lost"), _AFTER_LOSS)
+    | {"cancelling": _OPERATED, "revive": _OPERATED, "remove": _OPERATED, "purge": _PRUNED},
     "kv": dict.fromkeys(("put", "insert_absent", "replace", "remove_expected", "remove", "clear"), _KEYS)
     | {"purge": _PRUNED},
     "leading": {"forget": _PRUNED, "remove": _PRUNED, "set_aside": "one commit, when a state cannot be read"},
@@ -87,6 +92,7 @@ NOT_RUN = {
         "rewrite": "one commit of a command, which goes on with the next page, and may begin anew",
         "remove_key": "one commit of that command",
     },
+    "queues": {"store": _NO_JOBS, "spend": _NO_JOBS},
     "schema": {"record": "a migration, in one transaction"},
     "secrets": {"draw": "one commit, at the first start"},
     "states": {"delete": "by forget(), in the commit of its message", "update_all": _OTHERWISE},

@@ -37,7 +37,8 @@ class Store:
         self.units = SimpleNamespace(purge=self._units)
         self.activity = SimpleNamespace(purge=lambda **given: self._delete("activity", given))
         self.incoming = SimpleNamespace(purge=lambda **given: self._delete("incoming", given))
-        self.messages = SimpleNamespace(purge=self._messages)
+        self.messages = SimpleNamespace(purge=lambda **given: self._by_id("messages", given))
+        self.jobs = SimpleNamespace(purge=lambda **given: self._by_id("jobs", given))
 
     async def _delete(self, table: str, given: dict[str, Any]) -> int:
         self.asked.append((table, given))
@@ -51,10 +52,10 @@ class Store:
     async def _units(self, **given: Any) -> UnitsPurged:
         return UnitsPurged(("singleton:s/left",) if self.due["units"] == 1 else (), await self._delete("units", given))
 
-    async def _messages(self, **given: Any) -> tuple[int, str]:
+    async def _by_id(self, table: str, given: dict[str, Any]) -> tuple[int, str]:
         """Each second one is old enough."""
-        deleted = await self._delete("messages", given)
-        return deleted // 2, str(int(given["after"] or 0) + deleted) if self.due["messages"] else ""
+        deleted = await self._delete(table, given)
+        return deleted // 2, str(int(given["after"] or 0) + deleted) if self.due[table] else ""
 
 
 def pruner(store: Any, tables: Sequence[Any] = TABLES) -> Pruner:
@@ -63,7 +64,7 @@ def pruner(store: Any, tables: Sequence[Any] = TABLES) -> Pruner:
 
 
 async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() -> None:
-    store = Store(kv=2, states=700, ticks=500, units=12_001, activity=3, incoming=4, messages=1_700)
+    store = Store(kv=2, states=700, ticks=500, units=12_001, activity=3, incoming=4, messages=1_700, jobs=600)
     counts = await pruner(store).prune()
     assert counts == {
         "kv": 2,
@@ -73,13 +74,15 @@ async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() 
         "activity": 3,
         "incoming": 4,
         "messages": 850,
+        "jobs": 300,
     }
     assert +store.due == Counter()
-    assert [table for table, _ in store.asked][:10] == [*TABLES, "states", "ticks", "units"], (
+    assert [table for table, _ in store.asked][:11] == [*TABLES, "states", "ticks", "units"], (
         "no table waits for another"
     )
     assert {given["most"] for _, given in store.asked} == {500}, "each statement is bounded"
     assert [given["after"] for table, given in store.asked if table == "messages"] == ["", "500", "1000", "1500"]
+    assert [given["after"] for table, given in store.asked if table == "jobs"] == ["", "500"]
     kept = {tuple(sorted((key, told) for key, told in given.items() if key.endswith("_s"))) for _, given in store.asked}
     assert kept == {
         (),

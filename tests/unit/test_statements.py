@@ -29,11 +29,13 @@ FENCED = {
         "end_messages",
         "end_message",
         "commit_handlers",
+        "commit_handlers_and_jobs",
         "set_back",
         "suspect",
         "mark_suspect",
         "cancel_fenced",
     },
+    "queues.sql": {"claim_jobs", "define_queue", "mature_jobs", "take_back_jobs", "park_jobs", "unpark_jobs"},
     "ticks.sql": {"take_crons", "claim_ticks", "note_ticks"},
     "units.sql": {"write_steps", "add_steps", "end_units", "open_unit", "suspend_unit"},
 }

@@ -24,6 +24,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel import chaos, metrics
 from coterie.kernel.service import Service, State
 from coterie.kernel.supervisor import Supervisor
+from coterie.storage.contracts.jobs import JobInsert
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import GROUP_MOST, WAITING_MOST, Write
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from coterie.errors import Outcome
     from coterie.kernel.fork_guard import ProcessOrigin
+    from coterie.storage.contracts.jobs import JobEnd, JobEnded, JobReceipt, JobSetback
     from coterie.storage.contracts.messages import Commit, Committed, Message, Receipt, Setback, Suffered
 
     CommitGroup = Callable[["Group"], Awaitable[Sequence[Any]]]
@@ -325,8 +327,33 @@ class MessageWriter:
         return self._writer.submit(write)
 
 
+class JobWriter:
+    """The part of a `storage.contracts.jobs.JobStore` that writes through the group writer."""
+
+    _writer: GroupWriter
+    _origin: ProcessOrigin
+
+    def insert(self, write: JobInsert) -> asyncio.Future[tuple[JobReceipt, ...]]:
+        """Store jobs, all or none."""
+        return self._submit(write)
+
+    def end(self, write: JobEnd) -> asyncio.Future[JobEnded]:
+        """End a job, with what it sends."""
+        return self._submit(write)
+
+    def setback(self, write: JobSetback) -> asyncio.Future[JobEnded]:
+        """Record a failed attempt, or one that is put off."""
+        return self._submit(write)
+
+    def _submit(self, write: JobInsert | JobEnd | JobSetback) -> asyncio.Future[Any]:
+        self._origin.require_same()
+        return self._writer.submit(write)
+
+
 def _key(write: Write) -> Hashable:
-    """What a message's key must be unique for; None: it has none, or the write is no insert."""
+    """What the key of a message or job must be unique for; None: it has none, or the write is no insert of one."""
+    if type(write) is JobInsert and len(write.jobs) == 1 and write.jobs[0].key is not None:
+        return "job", write.jobs[0].task, write.jobs[0].key
     if type(write) is not Insert or write.message.key is None:
         return None
     message = write.message

@@ -1,8 +1,9 @@
 """The storage interface, which PostgreSQL and SQLite implement. One contract suite tests both.
 
 The contract is split by what is stored: `kv`, `states` (fenced), `machines` (ids), ownership, the schema and the
-cluster's secret are here; `messages`, `user_writes`, `executions`, `ticks`, `units`, `payloads` and `inspection` are in
-`storage.contracts`. Each part takes and returns plain values (text, bytes, integers); the caller encodes.
+cluster's secret are here; `messages`, `jobs`, `user_writes`, `executions`, `ticks`, `units`, `payloads` and
+`inspection` are in `storage.contracts`. Each part takes and returns plain values (text, bytes, integers); the caller
+encodes.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke during the commit).
@@ -22,6 +23,7 @@ from coterie.errors import LeadershipLost
 from coterie.kernel.ids import Seat
 from coterie.kernel.service import Service
 from coterie.storage.contracts.executions import Stamp
+from coterie.storage.contracts.jobs import JobEnd, JobInsert, JobSetback
 from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.contracts.ticks import TickClaim, TickNote
 from coterie.storage.contracts.units import StepWrite, UnitEnd
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.executions import Executions
     from coterie.storage.contracts.incoming_calls import IncomingStore
     from coterie.storage.contracts.inspection import Inspection
+    from coterie.storage.contracts.jobs import JobStore
     from coterie.storage.contracts.messages import MessageStore, Transaction
     from coterie.storage.contracts.payloads import PayloadStore
     from coterie.storage.contracts.ticks import TickStore
@@ -162,6 +165,9 @@ Write = (
     | Insert
     | Commit
     | Setback
+    | JobInsert
+    | JobEnd
+    | JobSetback
     | TickClaim
     | TickNote
     | StepWrite
@@ -507,6 +513,7 @@ class Storage(Service):
     units: UnitStore
     machines: MachineIds
     messages: MessageStore
+    jobs: JobStore
     incoming: IncomingStore
     user_writes: UserWrites
     inspection: Inspection

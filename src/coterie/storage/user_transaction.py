@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.service import Tasks
+    from coterie.storage.contracts.jobs import JobEnd, NewJob
     from coterie.storage.contracts.messages import Commit, Committed, Message
     from coterie.storage.contracts.units import UnitStart
 
@@ -46,14 +47,15 @@ class Collected(NamedTuple):
 
     starts: Sequence[UnitStart]
     sends: Sequence[Message]
+    jobs: Sequence[NewJob]
 
 
 def overtaken() -> PersistenceError:
-    """The error of a transaction that sends with a key which another message has got since it was looked up."""
+    """The error of a transaction that sends with a key which another one has got since it was looked up."""
     return PersistenceError(
         doing="commit a transaction",
-        problem="another message with the key of one that it sends was stored meanwhile",
-        hint="nothing of it is written; run it again, and the send finds that message",
+        problem="another message or job with the key of one that it sends was stored meanwhile",
+        hint="nothing of it is written; run it again, and the send finds that one",
     )
 
 
@@ -68,7 +70,7 @@ class TransactionEngine(Protocol):
         """Run a statement."""
         ...
 
-    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+    async def commit(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         """Add what was collected and the handler's writes, and commit; any result but "written" means rolled back.
 
         Raises:
@@ -112,7 +114,7 @@ class UserTransaction(OpenedTransaction):
         what: str,
         limit_s: float,
         tasks: Tasks,
-        alone: Callable[[Commit], Awaitable[Committed]],
+        alone: Callable[[Commit | JobEnd], Awaitable[Committed]],
     ) -> None:
         self._ground = ground
         self._what = what
@@ -130,6 +132,7 @@ class UserTransaction(OpenedTransaction):
         self._late = False
         self._starts: dict[str, UnitStart] | None = {}
         self._sends: list[Message] = []
+        self._jobs: list[NewJob] = []
         self._then: list[Callable[[], object]] = []
 
     def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
@@ -150,6 +153,18 @@ class UserTransaction(OpenedTransaction):
         self._sends.append(message)
         self._then.append(then)
 
+    @property
+    def jobs(self) -> Sequence[NewJob]:
+        """The jobs that it stores so far; raises if nothing can be added any more."""
+        self._collected()
+        return self._jobs
+
+    def add_job(self, job: NewJob, *, then: Callable[[], object]) -> None:
+        """Store a job with the commit; `then` is called after that."""
+        self._collected()
+        self._jobs.append(job)
+        self._then.append(then)
+
     async def execute(self, sql: str, /, *params: Any) -> int:
         """Return the number of rows changed."""
         return (await self._run(lambda: self._ground.run(sql, params))).changed
@@ -158,12 +173,12 @@ class UserTransaction(OpenedTransaction):
         """Return the rows, by column name."""
         return (await self._run(lambda: self._ground.run(sql, params))).rows
 
-    async def commit(self, write: Commit | None) -> Committed:
-        """Commit with the handler's own writes, if there are any; any result but "written" means rolled back."""
+    async def commit(self, write: Commit | JobEnd | None) -> Committed:
+        """Commit with the writes of a handler or job, if there are any; any result but "written" means rolled back."""
         starts, self._starts = self._starts or {}, None
-        if (starts or self._sends) and self._began is None:
+        if (starts or self._sends or self._jobs) and self._began is None:
             await self._run(_nothing)
-        collected = Collected([starts[unit] for unit in sorted(starts)], self._sends)  # in one order [M3]
+        collected = Collected([starts[unit] for unit in sorted(starts)], self._sends, self._jobs)  # in one order [M3]
         told = await self._commit(write, collected)
         for then in self._then if told == "written" else ():
             then()
@@ -176,7 +191,7 @@ class UserTransaction(OpenedTransaction):
             raise PersistenceError(doing=self._doing, problem=_ENDED, hint=_HINTS[_ENDED])
         return self._starts
 
-    async def _commit(self, write: Commit | None, collected: Collected) -> Committed:
+    async def _commit(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         async with self._turn:
             self._require_open()
             if self._began is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie.storage")
 
-Table = Literal["kv", "states", "ticks", "units", "activity", "incoming", "messages"]
+Table = Literal["kv", "states", "ticks", "units", "activity", "incoming", "messages", "jobs"]
 TABLES: Sequence[Table] = get_args(Table)
 
 _EVERY_S = 60.0
@@ -41,7 +41,7 @@ class Pruner:
 
     Args:
         storage: The storage of the cluster.
-        settings: `retention`, and `key_retention` for messages with a key and for acts.
+        settings: `retention`, and `key_retention` for messages and jobs with a key and for acts.
         chance: The jitter that keeps processes from pruning in step.
         supervisor: The supervisor of this process.
         tables: The tables to prune.
@@ -98,10 +98,11 @@ class Pruner:
 
     async def _batches(self, table: Table) -> AsyncIterator[int]:
         """Delete batch after batch from one table. Yields the number of rows of each."""
-        if table == "messages":
+        if table in ("messages", "jobs"):
+            store = self._storage.messages if table == "messages" else self._storage.jobs
             after = ""
             while True:
-                deleted, after = await self._storage.messages.purge(
+                deleted, after = await store.purge(
                     after=after, retention_s=self._retention_s, key_retention_s=self._key_retention_s, most=_BATCH
                 )
                 yield deleted

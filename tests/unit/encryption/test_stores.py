@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from coterie.storage import interface
-from coterie.storage.contracts import activity, executions, incoming_calls, messages, ticks, units, user_writes
+from coterie.storage.contracts import activity, executions, incoming_calls, jobs, messages, ticks, units, user_writes
 from coterie.storage.contracts.payloads import TABLES
 from coterie.storage.encryption.rotation import PLACES
 from coterie.storage.encryption.stores import STORES, EncryptedTransaction
@@ -20,6 +20,7 @@ CONTRACTS: dict[str, type] = {
     "ticks": ticks.TickStore,
     "units": units.UnitStore,
     "messages": messages.MessageStore,
+    "jobs": jobs.JobStore,
     "incoming": incoming_calls.IncomingStore,
     "user_writes": user_writes.UserWrites,
     "activity": activity.Activity,
@@ -52,6 +53,7 @@ def test_each_store_is_encrypted_or_said_to_have_no_payloads() -> None:
 def test_each_kind_of_write_is_known_here() -> None:
     """A new one may carry a payload."""
     known = {"KvPut", "KvSwap", "KvRemove", "StateSave", "Stamp", "Insert", "Commit", "Setback"}
+    known |= {"JobInsert", "JobEnd", "JobSetback"}
     assert {kind.__name__ for kind in get_args(interface.Write)} == known | {
         "TickClaim",
         "TickNote",
@@ -69,6 +71,14 @@ def test_each_kind_of_write_is_known_here() -> None:
         (messages.StateChange, {"value"}),
         (messages.Delivery, {"payload"}),
         (messages.MessageRow, {"payload", "reply"}),
+        (jobs.NewJob, {"payload", "digest"}),
+        (jobs.JobInsert, set()),
+        (jobs.JobReceipt, {"digest", "reply"}),
+        (jobs.JobHead, set()),
+        (jobs.JobDelivery, {"payload"}),
+        (jobs.JobEnd, {"reply", "cancelled_reply"}),
+        (jobs.JobSetback, {"cancelled_reply"}),
+        (jobs.JobRow, {"payload", "reply"}),
         (user_writes.UnitStarted, {"digest"}),
         (incoming_calls.MovedCall, {"known"}),
         (incoming_calls.MovedStart, {"known"}),
@@ -90,7 +100,8 @@ def test_each_kind_of_write_is_known_here() -> None:
 )
 def test_the_bytes_that_a_struct_carries_are_known_here(struct: type, fields: set[str]) -> None:
     """Whoever adds another one adds it to the encryption, and then here."""
-    hints: dict[str, Any] = get_type_hints(struct, localns=vars(units) | vars(interface) | vars(messages))
+    names = vars(units) | vars(interface) | vars(messages) | vars(jobs)
+    hints: dict[str, Any] = get_type_hints(struct, localns=names)
     assert {name for name, hint in hints.items() if hint is bytes or bytes in get_args(hint)} == fields
 
 

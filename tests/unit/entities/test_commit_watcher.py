@@ -34,6 +34,9 @@ class Database:
     async def insert(self, messages: Any) -> Any:
         raise NotImplementedError
 
+    async def insert_jobs(self, jobs: Any) -> Any:
+        raise NotImplementedError
+
     async def start(self, unit: Any) -> Any:
         raise NotImplementedError
 

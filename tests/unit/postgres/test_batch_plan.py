@@ -137,7 +137,7 @@ def test_a_message_that_is_stored_or_ended_alone_needs_no_arrays() -> None:
     lone, ended = fold([insert, end])  # in one transaction, one after the other
     assert {lone.shape, ended.shape} == {"insert_message", "end_message"}
     (lone,) = fold([insert])
-    assert values(lone, [insert]) == ("m1", "s", "E", "e", "m", b"p", "k", b"d", None, None, 0.0, None)
+    assert values(lone, [insert]) == ("m1", "s", "E", "e", "m", b"p", "k", b"d", None, None, 0.0, None, None)
     assert results(lone, [insert], [(at, at)]) == [Receipt("m1", True, at, at, "pending", b"d")]
     assert results(lone, [insert], []) == [None], "it is read back"
     (lone,) = fold([end])

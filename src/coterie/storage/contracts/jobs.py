@@ -92,6 +92,8 @@ class JobHead(msgspec.Struct, frozen=True, gc=False):
     """Its rank, in seconds since 1970: the smaller, the earlier within its partition; equal ones by id."""
     lost: int = 0
     """How many runners were lost while they ran it."""
+    priority: int = 0
+    """As it was sent. Waiting raises a job between partitions only up to the highest one that waits."""
 
 
 class Partition(msgspec.Struct, frozen=True, gc=False):
@@ -364,7 +366,11 @@ class JobStore(Protocol):
         ...
 
     async def cancel(self, id: str, *, reply: bytes) -> tuple[JobCancelled, RunningJob | None]:
-        """End a job that waits, with this reply, or store that nothing of it may commit. With the claim if it runs."""
+        """End a job that waits, with this reply, or store that nothing of it may commit. With the claim if it runs.
+
+        Its key may be used again. The end, setback or return of a running one ends it as cancelled, with this reply
+        unless that write has another one.
+        """
         ...
 
     # The holder of a queue's seat

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable, Mapping, Sequence
 
+    from coterie.storage.contracts.jobs import JobEnd, NewJob
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.group_commit import Waiter
     from coterie.storage.interface import Claim
@@ -98,8 +99,8 @@ class StateChange(msgspec.Struct, frozen=True, gc=False):
 class Commit(msgspec.Struct, frozen=True, gc=False):
     """The writes of a handler, committed atomically under the fence (B3). The result is a `Committed`.
 
-    They are the end of its message with the reply, the change of its entity's state, and the messages that it sent.
-    Each part is optional: a volatile call has no message.
+    They are the end of its message with the reply, the change of its entity's state, and the messages and jobs that it
+    sent. Each part is optional: a volatile call has no message.
     """
 
     claim: Claim
@@ -107,16 +108,18 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     reply: bytes = b""
     state: StateChange | None = None
     sends: tuple[Message, ...] = ()
+    jobs: tuple[NewJob, ...] = ()
 
 
-Committed = Literal["written", "fenced", "gone", "stale", "taken"]
-"""The result of a `Commit`:
+Committed = Literal["written", "fenced", "gone", "stale", "taken", "cancelled"]
+"""The result of a `Commit`, and of a transaction:
 
-written  all of it is durable; also if an earlier try of the same commit, whose outcome was unknown, did it
-fenced   the seat is no longer held
-gone     its message is no longer pending: done by another holder, dead or cancelled
-stale    the state has another version
-taken    a message that it sends has a key that another message uses
+written    all of it is durable; also if an earlier try of the same commit, whose outcome was unknown, did it
+fenced     the seat is no longer held
+gone       its message is no longer pending: done by another holder, dead or cancelled
+stale      the state has another version
+taken      a message or job that it sends has a key that another one uses
+cancelled  the job that a transaction ends was cancelled meanwhile; never of a `Commit`
 """
 
 
@@ -308,16 +311,27 @@ class Transaction(Protocol):
         """The messages that it sends so far."""
         ...
 
-    async def commit(self, write: Commit | None) -> Committed:
-        """Commit with the handler's own writes, if there are any; any result but "written" means rolled back.
+    def add_job(self, job: NewJob, *, then: Callable[[], object]) -> None:
+        """Store a job with the commit; `then` is called after that. Its key must not be that of another one of
+        `jobs`."""
+        ...
 
-        The workflows, the fence and the messages are the last statements before the commit [M3]. A commit whose
-        outcome is unknown raises; `MessageStore.commit` of the same write then tells: "gone" for a message that this
-        commit ended means "written".
+    @property
+    def jobs(self) -> Sequence[NewJob]:
+        """The jobs that it stores so far."""
+        ...
+
+    async def commit(self, write: Commit | JobEnd | None) -> Committed:
+        """Commit with the writes of a handler or job, if there are any; any result but "written" means rolled back.
+
+        The workflows, the fence, the messages and the jobs are the last statements before the commit [M3]. A commit
+        whose outcome is unknown raises; `MessageStore.commit` of the same write then tells: "gone" for a message that
+        this commit ended means "written". A job that was cancelled meanwhile has not ended by this: `JobStore.end`
+        ends it.
 
         Raises:
             KeyConflict: There is a run with the id of a workflow that it starts, and another payload.
-            PersistenceError: Among others: a key of `sends` was used meanwhile.
+            PersistenceError: Among others: a key of `sends` or `jobs` was used meanwhile.
         """
         ...
 

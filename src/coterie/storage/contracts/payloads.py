@@ -36,6 +36,8 @@ TABLES = (
     PayloadTable(
         "messages", ("id",), ("entity_type", "entity_id", "method"), ("payload", "digest", "reply"), (), ("errors",)
     ),
+    PayloadTable("jobs", ("id",), ("task",), ("payload", "digest", "reply"), (), ("errors",)),
+    PayloadTable("job_progress", ("job",), (), (), ("note",)),
     PayloadTable("kv", ("key",), ("stamp",), ("value",)),
     PayloadTable("states", ("key",), ("version",), ("value",)),
     PayloadTable("state_history", ("key", "slot"), ("version",), ("value",), ("reason",)),

@@ -16,6 +16,7 @@ from coterie.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from coterie.storage.contracts.jobs import JobReceipt, NewJob
     from coterie.storage.contracts.messages import Message, Receipt
     from coterie.storage.contracts.units import UnitStart
 
@@ -45,6 +46,15 @@ class MessagesInserted(NamedTuple):
     """In the order of the messages."""
 
 
+class JobsInserted(NamedTuple):
+    """The result of `UserWrites.insert_jobs`, like that of `insert`."""
+
+    transaction: str | None
+    """The transaction that commits them; None: nothing was stored."""
+    receipts: Sequence[JobReceipt]
+    """In the order of the jobs."""
+
+
 class UnitStarted(NamedTuple):
     """The result of `UserWrites.start`."""
 
@@ -64,6 +74,10 @@ class UserWrites(Protocol):
             InvalidArgument: No connection but coterie's own reaches this database. The write itself raises it on a
                 connection to another database.
         """
+        ...
+
+    async def insert_jobs(self, jobs: Sequence[NewJob]) -> UserWrite[JobsInserted]:
+        """Store jobs, except those whose key exists already. Raises as `insert` does."""
         ...
 
     async def start(self, unit: UnitStart) -> UserWrite[UnitStarted]:
@@ -97,6 +111,11 @@ class NoUserWrites:
     async def insert(self, messages: Sequence[Message]) -> UserWrite[MessagesInserted]:
         """Refuse to store messages."""
         del messages
+        raise _no_user_connections(self._address)
+
+    async def insert_jobs(self, jobs: Sequence[NewJob]) -> UserWrite[JobsInserted]:
+        """Refuse to store jobs."""
+        del jobs
         raise _no_user_connections(self._address)
 
     async def start(self, unit: UnitStart) -> UserWrite[UnitStarted]:

@@ -16,6 +16,7 @@ from coterie.storage.encryption.values import EncryptedStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.messages import (
         Attempt,
         Committed,
@@ -40,6 +41,12 @@ def encrypted_message(message: Message, keyring: Keyring) -> Message:
     return replace(message, payload=payload, digest=keyring.seal(message.digest, places.digest_of_call(message.id)))
 
 
+def encrypted_job(job: NewJob, keyring: Keyring) -> NewJob:
+    """A job as it is stored."""
+    payload = keyring.seal(job.payload, places.arguments_of_job(job))
+    return replace(job, payload=payload, digest=keyring.seal(job.digest, places.job(job.id, "digest")))
+
+
 def encrypted_commit(write: Commit, keyring: Keyring) -> Commit:
     """The writes of a handler as they are stored."""
     state = write.state
@@ -48,7 +55,8 @@ def encrypted_commit(write: Commit, keyring: Keyring) -> Commit:
         state = StateChange(state.key, value, state.version)
     reply = b"" if write.message is None else keyring.seal(write.reply, places.reply(write.message))
     sends = tuple(encrypted_message(message, keyring) for message in write.sends)
-    return Commit(write.claim, write.message, reply, state, sends)
+    jobs = tuple(encrypted_job(job, keyring) for job in write.jobs)
+    return Commit(write.claim, write.message, reply, state, sends, jobs)
 
 
 def decrypted_receipt(receipt: Receipt, keyring: Keyring) -> Receipt:

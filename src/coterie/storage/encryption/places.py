@@ -21,6 +21,15 @@ class Addressed(Protocol):
     def method(self) -> str: ...
 
 
+class AddressedJob(Protocol):
+    """A job, in any of its forms."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+
+
 def arguments(message: Addressed) -> Place:
     """The arguments of a call: of this message, to this method of this entity."""
     return "messages", "payload", message.id, message.entity_type, message.entity_id, message.method
@@ -39,6 +48,21 @@ def digest_of_call(message: str) -> Place:
 def error_of_call(message: str) -> Place:
     """The errors of a message's attempts."""
     return "messages", "errors", message
+
+
+def arguments_of_job(job: AddressedJob) -> Place:
+    """The arguments of a job: of this one, of this task."""
+    return "jobs", "payload", job.id, job.task
+
+
+def job(job: str, field: str) -> Place:
+    """A field of a job: digest, reply, errors."""
+    return "jobs", field, job
+
+
+def note_of_job(job: str) -> Place:
+    """The note with the progress of a job."""
+    return "job_progress", "note", job
 
 
 def entry(key: str, stamp: int) -> Place:

@@ -50,6 +50,19 @@ def _of_messages(row: Mapping[str, Any], column: str) -> tuple[Place, ...]:
     return (kinds[column](row["id"]),)
 
 
+class _JobCall(msgspec.Struct, frozen=True):
+    """A job, as far as its arguments are bound to it."""
+
+    id: str
+    task: str
+
+
+def _of_jobs(row: Mapping[str, Any], column: str) -> tuple[Place, ...]:
+    if column == "payload":
+        return (places.arguments_of_job(_JobCall(row["id"], row["task"])),)
+    return (places.job(row["id"], column),)
+
+
 def _of_history(row: Mapping[str, Any], column: str) -> tuple[Place, ...]:
     return (places.reason(row["key"]) if column == "reason" else places.state(row["key"], row["version"]),)
 
@@ -65,6 +78,8 @@ def _of_deferreds(row: Mapping[str, Any], column: str) -> tuple[Place, ...]:
 
 PLACES: dict[str, PlacesOf] = {
     "messages": _of_messages,
+    "jobs": _of_jobs,
+    "job_progress": lambda row, _: (places.note_of_job(row["job"]),),
     "kv": lambda row, _: (places.entry(row["key"], row["stamp"]),),
     "states": lambda row, _: (places.state(row["key"], row["version"]),),
     "state_history": _of_history,
@@ -200,7 +215,7 @@ class Rotation:
         return self._keyring.seal_text(self._keyring.open_text(value, place), place)
 
     def _element_anew(self, element: Any, place: Place) -> Any:
-        """Errors of ticks are texts, those of messages are objects with one."""
+        """Errors of ticks are texts, those of messages and jobs are objects with one."""
         if isinstance(element, dict):
             return element | {"error": self._text_anew(element["error"], place)}
         return self._text_anew(element, place)

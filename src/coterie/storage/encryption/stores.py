@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coterie.settings.payload_keys import key_bytes
+from coterie.storage.contracts.jobs import JobEnd
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.encryption.cipher import Keyring
 from coterie.storage.encryption.incoming_calls import EncryptedIncoming
-from coterie.storage.encryption.messages import EncryptedMessages, encrypted_commit, encrypted_message
+from coterie.storage.encryption.jobs import EncryptedJobs, encrypted_end
+from coterie.storage.encryption.messages import EncryptedMessages, encrypted_commit, encrypted_job, encrypted_message
 from coterie.storage.encryption.reports import EncryptedActivity, EncryptedExecutions, EncryptedTicks
 from coterie.storage.encryption.units import EncryptedUnits, encrypted_start
 from coterie.storage.encryption.user_writes import EncryptedUserWrites
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.random import Random
     from coterie.settings import Settings
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.messages import Committed, Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.encryption.values import EncryptedStore
@@ -32,6 +35,7 @@ STORES: dict[str, type[EncryptedStore[Any]]] = {
     "ticks": EncryptedTicks,
     "units": EncryptedUnits,
     "messages": EncryptedMessages,
+    "jobs": EncryptedJobs,
     "incoming": EncryptedIncoming,
     "user_writes": EncryptedUserWrites,
     "activity": EncryptedActivity,
@@ -67,6 +71,7 @@ class EncryptedTransaction(OpenedTransaction):
         self._inner = inner
         self._keyring = keyring
         self._sends: list[Message] = []
+        self._jobs: list[NewJob] = []
 
     async def execute(self, sql: str, /, *params: Any) -> int:
         """Return the number of rows changed."""
@@ -90,11 +95,23 @@ class EncryptedTransaction(OpenedTransaction):
         self._inner.send(encrypted_message(message, self._keyring), then=then)
         self._sends.append(message)
 
-    async def commit(self, write: Commit | StateSave | None) -> Committed:
-        """Commit with the handler's, or the leader's, own writes, if there are any."""
+    @property
+    def jobs(self) -> Sequence[NewJob]:
+        """The jobs that it stores so far, as they were given; raises if nothing can be added any more."""
+        return self._jobs if self._inner.jobs else ()
+
+    def add_job(self, job: NewJob, *, then: Callable[[], object]) -> None:
+        """Store a job with the commit."""
+        self._inner.add_job(encrypted_job(job, self._keyring), then=then)
+        self._jobs.append(job)
+
+    async def commit(self, write: Commit | JobEnd | StateSave | None) -> Committed:
+        """Commit with the writes of a handler, job or leader, if there are any."""
         stored: Any = write
         if isinstance(write, Commit):
             stored = encrypted_commit(write, self._keyring)
+        elif isinstance(write, JobEnd):
+            stored = encrypted_end(write, self._keyring)
         elif write is not None:
             stored = encrypted_save(write, self._keyring)
         return await self._inner.commit(stored)

@@ -9,7 +9,7 @@ from coterie.errors import LeadershipLost
 from coterie.kernel.text import storable
 from coterie.storage import statements
 from coterie.storage.contracts.incoming_calls import Found, IncomingRow, Move, WaitingIncoming
-from coterie.storage.postgres.batch import messages as message_batch
+from coterie.storage.postgres.batch.sends import message_columns
 from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
 
@@ -39,7 +39,7 @@ class PostgresIncoming(PostgresStore):
 
     async def move(self, claim: Claim, calls: Sequence[MovedCall]) -> Mapping[str, Move]:
         """Make messages of rows, under the fence."""
-        columns = message_batch.columns_of([each.message for each in calls])
+        columns = message_columns([each.message for each in calls])
         errors = [None if each.error is None else storable(each.error) for each in calls]
         return await self._moved("move_incoming", claim, *columns, errors, [each.known for each in calls])
 

@@ -129,4 +129,4 @@ def _type(table: PayloadTable, column: str) -> str:
 
 
 def _list_type(table: PayloadTable) -> str:
-    return "jsonb" if table.name == "messages" else "text"
+    return "jsonb" if table.name in ("messages", "jobs") else "text"

@@ -17,6 +17,7 @@ from coterie.storage.postgres.audit import PostgresActivity, PostgresInspection
 from coterie.storage.postgres.connector import ConnectionLimits, Connector
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, hopeless, loss, refusal
 from coterie.storage.postgres.incoming_calls import PostgresIncoming
+from coterie.storage.postgres.jobs import PostgresJobs
 from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machine_ids import PostgresMachines
 from coterie.storage.postgres.messages import PostgresMessages
@@ -113,6 +114,7 @@ class PostgresStorage(Storage):
         self.units = PostgresUnits(**parts)
         self.machines = PostgresMachines(**parts)
         self.messages = PostgresMessages(**parts)
+        self.jobs = PostgresJobs(**parts)
         self.inspection = PostgresInspection(**parts)
         self.activity = PostgresActivity(**parts)
         self.incoming = PostgresIncoming(**parts)
@@ -126,6 +128,7 @@ class PostgresStorage(Storage):
             tasks=self.tasks,
             started=self.units.require_started,
             sent=self._committer.require_sent,
+            stored=self._committer.require_stored,
             written=self._committer.write,
             alone=self.writer.write,
         )

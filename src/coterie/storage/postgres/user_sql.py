@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from coterie.errors import Outcome
     from coterie.kernel.random import Random
     from coterie.kernel.service import Tasks
+    from coterie.storage.contracts.jobs import JobEnd, NewJob
     from coterie.storage.contracts.messages import Commit, Committed, Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.postgres.connector import ConnectionLimits, Connector
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     Fetch = Callable[..., Awaitable[Any]]
     Started = Callable[[Fetch, Sequence[UnitStart]], Awaitable[None]]
     Sent = Callable[[Fetch, Sequence[Message]], Awaitable[None]]
-    Written = Callable[[Fetch, Commit], Awaitable[Committed]]
+    Stored = Callable[[Fetch, Sequence[NewJob]], Awaitable[None]]
+    Written = Callable[[Fetch, Commit | JobEnd], Awaitable[Committed]]
 
 
 # String literals and comments, which are not SQL. Of nested comments an end is left over.
@@ -111,6 +113,7 @@ class PostgresTransactions:
         tasks: Runs rollbacks in the background.
         started: Stores workflows, using the given fetch function.
         sent: Stores messages, likewise.
+        stored: Stores jobs, likewise.
         written: Runs the statements of a handler's writes, using the given fetch function. Returns the result.
         alone: Commits a handler's writes without a user transaction.
     """
@@ -125,8 +128,9 @@ class PostgresTransactions:
         tasks: Tasks,
         started: Started,
         sent: Sent,
+        stored: Stored,
         written: Written,
-        alone: Callable[[Commit], Awaitable[Committed]],
+        alone: Callable[[Commit | JobEnd], Awaitable[Committed]],
     ) -> None:
         self.pool = Pool(connector, size=size, chance=chance, limits=limits)
         self._connector = connector
@@ -134,6 +138,7 @@ class PostgresTransactions:
         self._tasks = tasks
         self._started = started
         self._sent = sent
+        self._stored = stored
         self._written = written
         self._alone = alone
 
@@ -145,6 +150,7 @@ class PostgresTransactions:
             limits=self._limits,
             started=self._started,
             sent=self._sent,
+            stored=self._stored,
             written=self._written,
         )
         what = self._connector.address
@@ -165,6 +171,7 @@ class PostgresUserSql:
         limits: ConnectionLimits,
         started: Started,
         sent: Sent,
+        stored: Stored,
         written: Written,
     ) -> None:
         self._pool = pool
@@ -172,6 +179,7 @@ class PostgresUserSql:
         self._limits = limits
         self._started = started
         self._sent = sent
+        self._stored = stored
         self._written = written
         self._lent = AsyncExitStack()
         self._session: PostgresSession | None = None
@@ -208,7 +216,7 @@ class PostgresUserSql:
             raise PersistenceError(doing=self._doing, problem="the statement ended the transaction", outcome="unknown")
         return SqlResult([dict(row) for row in rows], changed(tag))
 
-    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+    async def commit(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         """Commit; the workflows, the fence and the messages are the last statements before it [M3]."""
         async with asyncio.timeout_at(self._over):
             told = await self._write(write, collected)
@@ -241,7 +249,7 @@ class PostgresUserSql:
         begin = session.opening or "begin isolation level read committed"
         return "; ".join([begin, *(f"set local {setting}" for setting in settings)])
 
-    async def _write(self, write: Commit | None, collected: Collected) -> Committed:
+    async def _write(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         session = self._open
         ours = local_settings("writer", application=session.name, limits=self._limits)
         with self._told():
@@ -254,6 +262,8 @@ class PostgresUserSql:
                 await self._started(fetch, collected.starts)
             if collected.sends:
                 await self._sent(fetch, collected.sends)
+            if collected.jobs:
+                await self._stored(fetch, collected.jobs)
             return "written" if write is None else await self._written(fetch, write)
 
     async def _renew(self, session: PostgresSession) -> None:

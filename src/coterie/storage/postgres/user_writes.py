@@ -10,6 +10,7 @@ from coterie.errors import PersistenceError
 from coterie.kernel.clock import to_datetime
 from coterie.storage.contracts.messages import Receipt
 from coterie.storage.contracts.user_writes import (
+    JobsInserted,
     MessagesInserted,
     Statement,
     UnitStarted,
@@ -17,6 +18,7 @@ from coterie.storage.contracts.user_writes import (
     other_database,
 )
 from coterie.storage.postgres import server_check
+from coterie.storage.postgres.batch import jobs as job_batch
 from coterie.storage.postgres.batch import messages as message_batch
 from coterie.storage.postgres.writer import SQL
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
+    from coterie.storage.contracts.jobs import JobReceipt, NewJob
     from coterie.storage.contracts.messages import Message
     from coterie.storage.contracts.units import UnitStart
     from coterie.storage.postgres.pool import Pool
@@ -46,6 +49,10 @@ class PostgresUserWrites:
     async def insert(self, messages: Sequence[Message]) -> UserWrite[MessagesInserted]:
         """Store messages, except those whose key exists already."""
         return insertion(self._cluster, await self._here(), messages)
+
+    async def insert_jobs(self, jobs: Sequence[NewJob]) -> UserWrite[JobsInserted]:
+        """Store jobs, except those whose key exists already."""
+        return insertion_of_jobs(self._cluster, await self._here(), jobs)
 
     async def start(self, unit: UnitStart) -> UserWrite[UnitStarted]:
         """Start a workflow, unless there is a run of its id."""
@@ -93,6 +100,33 @@ def insertion(cluster: str, database: str, messages: Sequence[Message]) -> UserW
                 del left[sent]
         if not left:
             return MessagesInserted(transaction, [receipts[message.id] for message in messages])
+    raise _overtaken()
+
+
+def insertion_of_jobs(cluster: str, database: str, jobs: Sequence[NewJob]) -> UserWrite[JobsInserted]:
+    """Store jobs, except those whose key exists already. As `insertion`."""
+    left = {job.id: job for job in jobs}
+    receipts: dict[str, JobReceipt] = {}
+    transaction: str | None = None
+    for _ in range(_AGAIN_MOST):
+        # The last value limits the wait for a key, which on a connection of a user is the user's.
+        given = job_batch.insertion(list(left.values()))[:-1]
+        rows = yield Statement(SQL["insert_jobs_via"], (cluster, *given, database))
+        for found, begun, id_, state, due_s, rank_s, now_s in rows:
+            if found != database:
+                raise other_database()
+            if id_ is not None:
+                transaction, job = begun, left.pop(id_)
+                receipts[id_] = job_batch.fresh(job, (id_, state, _instant(due_s), rank_s, _instant(now_s)))
+        if left:  # their keys are taken
+            waiting = list(left)
+            rows = yield Statement(SQL["read_back_jobs"], (cluster, *job_batch.sought(list(left.values()))))
+            for number, *row in rows:
+                sent = waiting[number - 1]
+                receipts[sent] = job_batch.receipt(row, mine=sent)
+                del left[sent]
+        if not left:
+            return JobsInserted(transaction, [receipts[job.id] for job in jobs])
     raise _overtaken()
 
 

@@ -17,8 +17,10 @@ import asyncpg
 
 from coterie.errors import PersistenceError
 from coterie.storage import statements
+from coterie.storage.contracts.jobs import JobInsert
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.group_commit import WriteBlocked
+from coterie.storage.postgres.batch import jobs as job_batch
 from coterie.storage.postgres.batch import messages as message_batch
 from coterie.storage.postgres.batch import plan, single
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, describe, judge, loss, refusal
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from coterie.kernel.random import Random
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.messages import Message, Receipt
     from coterie.storage.interface import Write
     from coterie.storage.postgres.connector import ConnectionLimits, Connector
@@ -39,16 +42,19 @@ if TYPE_CHECKING:
 
 SQL = {
     name: sql
-    for file in ("kv.sql", "fenced_writes.sql", "leading.sql", "messages.sql", "ticks.sql", "units.sql", "audit.sql")
+    for file in (
+        *("kv.sql", "fenced_writes.sql", "leading.sql", "messages.sql", "jobs.sql", "queues.sql", "ticks.sql"),
+        *("units.sql", "audit.sql"),
+    )
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }
 
 _AT_LENGTH: dict[str, plan.Shape] = {
-    "add_steps": "write_steps", "add_step": "write_steps", "end_message": "end_messages"
+    "add_steps": "write_steps", "add_step": "write_steps", "end_message": "end_messages", "end_job": "end_jobs"
 }  # fmt: skip
 """Statements that return only what they have written, and those that handle the rest."""
 
-_UNTOLD = _AT_LENGTH.keys() | {"insert_messages", "insert_message", "add_message"}
+_UNTOLD = _AT_LENGTH.keys() | {"insert_messages", "insert_message", "add_message", "insert_jobs"}
 
 _KEY_WAIT = "50ms"
 """How long a group waits for a key that another transaction has stored and not committed: that may be a user's."""
@@ -144,7 +150,9 @@ class PostgresWriter:
                 raise loss(lost, doing=self._doing, outcome="unknown" if lost.sent else "unreachable") from lost
             except DatabaseRefusal as error:
                 # An insert holds nothing while it waits; the commit of a handler holds its seat.
-                is_patient = judge(error) == "again" or (judge(error) == "locked" and isinstance(write, Insert))
+                is_patient = judge(error) == "again" or (
+                    judge(error) == "locked" and isinstance(write, Insert | JobInsert)
+                )
                 if not is_patient or deadline(self._limits.call_s / 2) >= over:  # a try needs time to wait and answer
                     raise refusal(error, doing=self._doing) from error
 
@@ -157,6 +165,16 @@ class PostgresWriter:
         inserts = [Insert(message) for message in messages]
         rows = await fetch(SQL["insert_messages"], self._cluster, *message_batch.values("insert_messages", inserts))
         if len(rows) < len(messages):
+            raise overtaken()
+
+    async def require_stored(self, fetch: Fetch, jobs: Sequence[NewJob]) -> None:
+        """Store jobs inside a user's transaction, which `fetch` uses.
+
+        Raises:
+            PersistenceError: One of them has a key that is taken.
+        """
+        rows = await fetch(SQL["insert_jobs"], self._cluster, *job_batch.insertion(jobs))
+        if len(rows) < len(jobs):
             raise overtaken()
 
     async def write(self, fetch: Fetch, write: Write) -> Any:
@@ -237,13 +255,15 @@ class PostgresWriter:
         """Complete the results of a statement that returns only what it has written."""
         if bucket.shape in _AT_LENGTH:
             more = self._told_at_length(fetch, bucket, writes, found)
+        elif bucket.shape == "insert_jobs":
+            more = self._read_jobs_back(fetch, [cast("JobInsert", writes[place]) for place in bucket.places], found)
         else:
             more = self._read_back(fetch, [cast("Insert", writes[place]).message for place in bucket.places], found)
         try:
             await more
         except DatabaseRefusal as error:
             # The statement has committed by itself, unless there is a transaction, or nothing to commit.
-            if bucket.shape == "end_message" or self._session is None or self._session.in_transaction:
+            if bucket.shape in ("end_message", "end_job") or self._session is None or self._session.in_transaction:
                 raise
             raise Lost(describe(error), sent=True) from error
 
@@ -255,6 +275,26 @@ class PostgresWriter:
                 return
             await self._look_or_store(fetch, left, found)
         raise asyncpg.SerializationError("the messages that are in the way come and go")
+
+    async def _read_jobs_back(self, fetch: Fetch, writes: Sequence[JobInsert], found: list[Any]) -> None:
+        """Find the jobs that exist instead of those not stored, as `_read_back` does."""
+        for _ in range(AGAIN_MOST):
+            left = {
+                job.id: job for write, told in zip(writes, found, strict=True) if told is None for job in write.jobs
+            }
+            if not left:
+                return
+            sent, receipts = list(left.values()), {}
+            for number, *row in await fetch(SQL["read_back_jobs"], self._cluster, *job_batch.sought(sent)):
+                job = sent[number - 1]
+                receipts[job.id] = job_batch.receipt(row, mine=job.id)
+            again = [job for job in sent if job.id not in receipts]  # whose rival has been purged or cancelled since
+            for row in await fetch(SQL["insert_jobs"], self._cluster, *job_batch.insertion(again)) if again else ():
+                receipts[row[0]] = job_batch.fresh(left[row[0]], row)
+            for place, write in enumerate(writes):
+                if found[place] is None and all(job.id in receipts for job in write.jobs):
+                    found[place] = tuple(receipts[job.id] for job in write.jobs)
+        raise asyncpg.SerializationError("the jobs that are in the way come and go")
 
     async def _told_at_length(
         self, fetch: Fetch, bucket: plan.Bucket, writes: Sequence[Write], found: list[Any]

@@ -11,7 +11,8 @@ Not promised: progress while another process is frozen inside a commit, if that 
 Read `storage.py` first, then `database.py` (one file, how it is locked, and the threads that work on it)
 with `executor.py`, `file/write_lock.py` (the holder of the lock), `store.py` (what the stores share), `kv.py`,
 `states.py`, `machine_ids.py`, `schema.py`. Messages, ticks and units have a module that reads (`messages.py`,
-`ticks.py`, `units.py`) and one that writes (`message_writes.py`, `tick_writes.py`, `unit_writes.py`). For ownership:
+`ticks.py`, `units.py`) and one that writes (`message_writes.py`, `tick_writes.py`, `unit_writes.py`); jobs and queues
+have a package, `jobs/`. For ownership:
 `ownership.py` (a session), `seats.py` (its statements), `file/witness.py` (which processes are alive). Around them:
 `file/location.py` (URL and file system), `file/file_guard.py` (the files this process has open), `user_sql.py` and
 `user_sql_draft.py` (handlers' own SQL), `audit.py` (rows for `coterie check`), `payloads.py` (what is encrypted anew),

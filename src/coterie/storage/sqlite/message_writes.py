@@ -13,6 +13,7 @@ import msgspec
 from coterie.kernel.clock import to_datetime, to_ns
 from coterie.storage.contracts.messages import Receipt
 from coterie.storage.sqlite import messages, states
+from coterie.storage.sqlite.jobs import inserts
 from coterie.storage.sqlite.messages import SQL, Error
 from coterie.storage.sqlite.store import LAST_NS, bindings, later_ns, write_rows
 from coterie.storage.user_transaction import overtaken
@@ -55,9 +56,27 @@ def require_sent(connection: apsw.Connection, scope: Scope, messages: Sequence[M
     Raises:
         PersistenceError: One of them has a key that is taken.
     """
-    if _is_taken(connection, scope, [message for message in messages if message.key is not None]):
+    if is_taken(connection, scope, messages):
         raise overtaken()
+    store(connection, scope, messages)
+
+
+def store(connection: apsw.Connection, scope: Scope, messages: Sequence[Message]) -> None:
+    """Store messages whose keys are free."""
     write_rows(connection, SQL["insert"], _same(scope), [_row(scope, message) for message in messages])
+
+
+def is_taken(connection: apsw.Connection, scope: Scope, messages: Sequence[Message]) -> bool:
+    """Whether a key is in use by another message, including one of these."""
+    ids: dict[tuple[str, str, str, str], str] = {}
+    for message in messages:
+        if message.key is None:
+            continue
+        found = _of_key(connection, scope, message)
+        key = (message.entity_type, message.entity_id, message.method, message.key)
+        if ids.setdefault(key, message.id if found is None else found.id) != message.id:
+            return True
+    return False
 
 
 def commit(connection: apsw.Connection, scope: Scope, writes: Sequence[Commit]) -> list[Committed] | None:
@@ -97,7 +116,7 @@ def _end_all(connection: apsw.Connection, scope: Scope, ends: Sequence[Commit]) 
 
 def _is_plain(write: Commit) -> bool:
     """Whether it ends a message, sends nothing, and changes at most an existing state."""
-    if write.message is None or write.sends:
+    if write.message is None or write.sends or write.jobs:
         return False
     return write.state is None or bool(write.state.version and write.state.value is not None)
 
@@ -179,14 +198,16 @@ def _fenced(connection: apsw.Connection, scope: Scope, write: Commit) -> Committ
 
 def _refusal(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed | None:
     """Why it must not be written, unless its first write detects that by itself."""
-    state, keyed = write.state, [message for message in write.sends if message.key is not None]
-    if state is None and not keyed:
+    state, keys = write.state, [each.key for each in write.sends] + [each.key for each in write.jobs]
+    is_keyed = any(key is not None for key in keys)
+    if state is None and not is_keyed:
         return None
     if write.message is not None and not connection.execute(SQL["pending"], bindings(scope, id=write.message)).get:
         return "gone"
-    if keyed and state is not None and not states.fits(connection, scope.cluster, write.claim, state):
+    if is_keyed and state is not None and not states.fits(connection, scope.cluster, write.claim, state):
         return "stale"
-    return "taken" if _is_taken(connection, scope, keyed) else None
+    is_overtaken = is_taken(connection, scope, write.sends) or inserts.is_taken(connection, scope, write.jobs)
+    return "taken" if is_overtaken else None
 
 
 def _write(connection: apsw.Connection, scope: Scope, write: Commit) -> Committed | None:
@@ -196,7 +217,8 @@ def _write(connection: apsw.Connection, scope: Scope, write: Commit) -> Committe
     if write.message is not None and not _complete(connection, scope, write):
         assert write.state is None, f"{write.message} ended inside a transaction"
         return "gone"
-    write_rows(connection, SQL["insert"], _same(scope), [_row(scope, message) for message in write.sends])
+    store(connection, scope, write.sends)
+    inserts.store(connection, scope, write.jobs)
     return None
 
 
@@ -206,23 +228,14 @@ def _complete(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:
     return connection.changes() == 1
 
 
-def _is_taken(connection: apsw.Connection, scope: Scope, keyed: Sequence[Message]) -> bool:
-    """Whether a key is in use by another message, including one of these."""
-    ids: dict[tuple[str, str, str, str | None], str] = {}
-    for message in keyed:
-        found = _of_key(connection, scope, message)
-        key = (message.entity_type, message.entity_id, message.method, message.key)
-        if ids.setdefault(key, message.id if found is None else found.id) != message.id:
-            return True
-    return False
-
-
 def _happened(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:
     """Whether an earlier try of this very commit, whose outcome was unknown, did all of it [0.6].
 
     Another run of the same handler under the same epoch is another commit: its writes may differ.
     """
     if not all(messages.receipt(connection, scope, message.id) for message in write.sends):
+        return False
+    if not inserts.are_there(connection, scope, write.jobs):
         return False
     cluster, claim, state = scope.cluster, write.claim, write.state
     if write.message is None:

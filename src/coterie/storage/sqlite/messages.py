@@ -24,7 +24,17 @@ from coterie.storage.contracts.messages import (
 )
 from coterie.storage.group_commit import MessageWriter
 from coterie.storage.sqlite import states
-from coterie.storage.sqlite.store import SqliteStore, bindings, encoded, later_ns, reads, to_fields, writes
+from coterie.storage.sqlite.store import (
+    PAST_ALL,
+    SqliteStore,
+    bindings,
+    encoded,
+    later_ns,
+    purged,
+    reads,
+    to_fields,
+    writes,
+)
 from coterie.storage.unreadable_rows import readable
 
 if TYPE_CHECKING:
@@ -43,9 +53,6 @@ if TYPE_CHECKING:
 
 
 SQL = dict(statements.load(f"{__package__}.sql", "messages.sql"))
-
-_PAST_ALL = "\U0010ffff"
-"""Sorts after every id."""
 
 _LOST = "its runner was lost when it ran this message alone, or was about to ({count} of {limit})"
 
@@ -177,7 +184,7 @@ def listed(
     newest: bool = False,
 ) -> list[MessageRow]:
     """The next messages, in the order of their ids, or in the reverse order."""
-    ids = _chosen(connection, scope, chosen, after=after or (_PAST_ALL if newest else ""), most=most, newest=newest)
+    ids = _chosen(connection, scope, chosen, after=after or (PAST_ALL if newest else ""), most=most, newest=newest)
     return sorted(look(connection, scope, ids), key=lambda row: row.id, reverse=newest)
 
 
@@ -218,20 +225,9 @@ def discard(connection: apsw.Connection, scope: Scope, ids: Sequence[str], statu
 def purge(
     connection: apsw.Connection, scope: Scope, *, after: str, retention_s: float, key_retention_s: float, most: int
 ) -> tuple[int, str]:
-    """Delete messages done long ago among the next ones. Returns the number and where to continue [m17]."""
-    before_ns, keys_before_ns = later_ns(scope, -retention_s), later_ns(scope, -key_retention_s)
-    last, sent_at_ns = _last_of(connection, scope, after=after, most=most)
-    names = bindings(scope, after=after, last=last or _PAST_ALL, before_ns=before_ns, keys_before_ns=keys_before_ns)
-    removed = _changed(connection, "purge", names)
-    # Ids begin with the time at which they were drawn: after a recent one all others are recent.
-    is_young = sent_at_ns > max(before_ns, keys_before_ns)
-    return removed, "" if last is None or is_young else last
-
-
-def _last_of(connection: apsw.Connection, scope: Scope, *, after: str, most: int) -> tuple[str | None, int]:
-    for message, sent_at_ns in connection.execute(SQL["last_of"], bindings(scope, after=after, most=most)):
-        return message, sent_at_ns
-    return None, 0
+    """Delete messages that were done long ago among the next ones. Returns the number and where to continue."""
+    kept = {"retention_s": retention_s, "key_retention_s": key_retention_s}
+    return purged(connection, scope, SQL, after=after, **kept, most=most)
 
 
 def _chosen(

@@ -9,17 +9,28 @@ from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
 from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.incoming_calls import NoIncomingCalls
+from coterie.storage.contracts.jobs import JobEnd, JobInsert, JobSetback
 from coterie.storage.contracts.messages import Commit, Insert, Setback
 from coterie.storage.contracts.ticks import TickClaim, TickNote
 from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.contracts.user_writes import NoUserWrites
 from coterie.storage.group_commit import Group, GroupWriter
 from coterie.storage.interface import SECRET_BYTES, KvPut, KvRemove, KvSwap, StateSave, Storage
-from coterie.storage.sqlite import kv, message_writes, schema, states, tick_writes, unit_writes, units
+from coterie.storage.sqlite import (
+    kv,
+    message_writes,
+    schema,
+    states,
+    tick_writes,
+    unit_writes,
+    units,
+)
 from coterie.storage.sqlite.audit import SqliteActivity, SqliteInspection
 from coterie.storage.sqlite.database import SqliteDatabase
 from coterie.storage.sqlite.executor import Executors, threads
 from coterie.storage.sqlite.file.location import path_of
+from coterie.storage.sqlite.jobs import ends, inserts
+from coterie.storage.sqlite.jobs.jobs import SqliteJobs
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.ownership import SqliteOwners
@@ -41,6 +52,7 @@ if TYPE_CHECKING:
     from coterie.kernel.random import Random
     from coterie.kernel.supervisor import Supervisor
     from coterie.settings import Settings
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import ClusterSnapshot, Write
     from coterie.storage.sqlite.file.witness import Witness
@@ -108,6 +120,7 @@ class SqliteStorage(Storage):
         self.ticks = SqliteTicks(self._main, **parts)
         self.units = SqliteUnits(self._main, **parts)
         self.messages = SqliteMessages(self._main, **parts)
+        self.jobs = SqliteJobs(self._main, **parts)
         self.machines = SqliteMachines(self._main, **parts)
         self.inspection = SqliteInspection(self._main, **parts)
         self.activity = SqliteActivity(self._main, **parts)
@@ -227,6 +240,7 @@ class SqliteStorage(Storage):
         """Run the writes with which a user's transaction is committed."""
         units.require_started(connection, self._scope(), collected.starts)
         message_writes.require_sent(connection, self._scope(), collected.sends)
+        inserts.require_stored(connection, self._scope(), collected.jobs)
         if write is None:
             return "written"
         results = _HANDLERS[type(write)](connection, self._scope(), [write])
@@ -247,6 +261,9 @@ _HANDLERS: dict[type, Handler] = {
     Commit: message_writes.commit,  # first: if one is refused, little has been written in vain
     Insert: message_writes.insert,
     Setback: _each(message_writes.setback),
+    JobEnd: ends.end,
+    JobInsert: inserts.insert,
+    JobSetback: _each(ends.setback),
     StateSave: _each(states.save_leader_state),
     Stamp: _each(states.stamp),
     TickClaim: tick_writes.claim,
@@ -305,18 +322,35 @@ def _rows(write: Write, ended: Container[str]) -> Sequence[object]:
         names: list[object] = [] if write.message is None else [write.message]
         if write.state is not None:
             names.append(write.state.key)
-        for message in write.sends:
-            names += _message_rows(message)
-        return names
+        return names + _sent_rows(write)
+    if type(write) is JobEnd:
+        return [write.job, *_sent_rows(write)]
     if type(write) is StepWrite:
         return (write.key, write.unit) if write.unit in ended else (write.key,)
     if type(write) is UnitEnd:
         return (write.unit,)
     if type(write) is Setback:
         return (write.message,)
+    if type(write) is JobSetback:
+        return (write.job,)
+    if type(write) is JobInsert:
+        return [row for job in write.jobs for row in _job_rows(job)]
     if type(write) is StateSave or type(write) is TickClaim or type(write) is TickNote:
         return (write.key,)
     return ()
+
+
+def _sent_rows(write: Commit | JobEnd) -> list[object]:
+    rows: list[object] = []
+    for message in write.sends:
+        rows += _message_rows(message)
+    for job in write.jobs:
+        rows += _job_rows(job)
+    return rows
+
+
+def _job_rows(job: NewJob) -> Sequence[object]:
+    return (job.id,) if job.key is None else (job.id, (job.task, job.key))
 
 
 def _message_rows(message: Message) -> Sequence[object]:

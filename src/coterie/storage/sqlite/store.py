@@ -19,7 +19,7 @@ import msgspec
 from coterie.kernel.clock import to_datetime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     import apsw
 
@@ -35,6 +35,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 LAST_NS = (2**63 - 1) // 1000 * 1000
 """The latest instant that can be stored, in whole microseconds."""
+
+PAST_ALL = "\U0010ffff"
+"""Sorts after every id."""
 
 _LONGEST_S = 9e9
 """Longer times are cut: they would lead past the latest instant."""
@@ -171,6 +174,37 @@ def to_fields(kind: type[msgspec.Struct], row: Sequence[Any]) -> dict[str, Any]:
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Callable[[Any], Any] | None]]:
     readers: dict[Any, Callable[[Any], Any]] = {datetime: to_datetime, datetime | None: to_instant, bool: bool}
     return [(field.name, readers.get(field.type)) for field in msgspec.structs.fields(kind)]
+
+
+def purged(
+    connection: apsw.Connection,
+    scope: Scope,
+    sql: Mapping[str, str],
+    *,
+    after: str,
+    retention_s: float,
+    key_retention_s: float,
+    most: int,
+) -> tuple[int, str]:
+    """Delete what ended long ago among the next rows of a table. Returns the number and where to continue [m17].
+
+    Args:
+        connection: Inside a transaction.
+        scope: The cluster and the time.
+        sql: The statements `last_of` and `purge` of the table, whose ids begin with the time at which they were drawn.
+        after: The id to begin after.
+        retention_s: How long rows are kept.
+        key_retention_s: The same for those with a key.
+        most: The number of rows to look at.
+    """
+    before_ns, keys_before_ns = later_ns(scope, -retention_s), later_ns(scope, -key_retention_s)
+    found: list[Any] = connection.execute(sql["last_of"], bindings(scope, after=after, most=most)).fetchall()
+    last, sent_at_ns = found[0] if found else (None, 0)
+    names = bindings(scope, after=after, last=last or PAST_ALL, before_ns=before_ns, keys_before_ns=keys_before_ns)
+    connection.execute(sql["purge"], names)
+    # After a recent id all others are recent.
+    is_young = sent_at_ns > max(before_ns, keys_before_ns)
+    return connection.changes(), "" if last is None or is_young else last
 
 
 def write_rows(connection: apsw.Connection, statement: str, same: Sequence[Any], rows: Sequence[Sequence[Any]]) -> int:

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.kernel.service import Tasks
+    from coterie.storage.contracts.jobs import JobEnd
     from coterie.storage.contracts.messages import Commit, Committed
     from coterie.storage.sqlite.database import Patience, SqliteDatabase
     from coterie.storage.sqlite.user_sql_draft import StatementResult
 
-    Written = Callable[[apsw.Connection, Commit | None, Collected], Committed]
+    Written = Callable[[apsw.Connection, Commit | JobEnd | None, Collected], Committed]
 
 AT_ONCE = 4
 """Concurrent transactions: only one can write, so more would mostly wait; each has a thread and a connection."""
@@ -45,7 +46,7 @@ class SqliteTransactions:
         *,
         tasks: Tasks,
         written: Written,
-        alone: Callable[[Commit], Awaitable[Committed]],
+        alone: Callable[[Commit | JobEnd], Awaitable[Committed]],
     ) -> None:
         self._database = database
         self._tasks = tasks
@@ -126,7 +127,7 @@ class FileUserSql:
         """Run a statement."""
         return named(await self._thread.run(lambda draft: draft.run(sql, params)))
 
-    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+    async def commit(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         """Commit with what was collected and the handler's writes, under the lock."""
         return await self._thread.run(lambda draft: draft.commit(lambda c: self._written(c, write, collected)))
 
@@ -167,7 +168,7 @@ class MemoryUserSql:
         rehearsal = self._rehearsal
         return named(await self._database.transact(lambda c: rehearsal.run(c, sql, params), doing=self._doing))
 
-    async def commit(self, write: Commit | None, collected: Collected) -> Committed:
+    async def commit(self, write: Commit | JobEnd | None, collected: Collected) -> Committed:
         """Run all statements, what was collected and the handler's writes in one transaction."""
         rehearsal, written = self._rehearsal, self._written
         return await self._database.transact(

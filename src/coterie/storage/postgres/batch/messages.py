@@ -6,7 +6,16 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
 from coterie.kernel.text import storable
+from coterie.storage.contracts.jobs import JobEnd, JobInsert
 from coterie.storage.contracts.messages import STATUSES, Commit, Insert, Receipt, Setback
+from coterie.storage.postgres.batch.sends import (
+    MESSAGE,
+    key_of_job,
+    key_of_message,
+    message_columns,
+    numbered_jobs,
+    numbered_messages,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -16,20 +25,17 @@ if TYPE_CHECKING:
 
 FencedPost = Commit | Setback
 Post = Insert | FencedPost
-Shape = Literal["insert_messages", "end_messages", "commit_handlers", "set_back"]
+Shape = Literal["insert_messages", "end_messages", "commit_handlers", "commit_handlers_and_jobs", "set_back"]
 """The statement that carries a write; its name in messages.sql."""
 
 SingleShape = Literal["insert_message", "add_message", "end_message"]
 """The statement that carries a write that is alone in its group."""
 
-MESSAGE = (
-    "id", "seat", "entity_type", "entity_id", "method", "payload", "key", "digest", "trace_id", "due_at", "delay_s",
-    "tags_text",
-)  # fmt: skip
-KEYED = frozenset({"insert_messages", "insert_message", "commit_handlers"})
+KEYED = frozenset(
+    {"insert_messages", "insert_message", "commit_handlers", "commit_handlers_and_jobs", "insert_jobs", "commit_jobs"}
+)
 """Statements that store keys. Their last value limits the wait for one, as text; None: the limit of the session."""
 
-_KEY = attrgetter("entity_type", "entity_id", "method", "key")
 _SHAPES = frozenset(get_args(Shape))
 _message: Callable[[Message], tuple[Any, ...]] = attrgetter(*MESSAGE)
 _plain: Callable[[Message], tuple[Any, ...]] = attrgetter(
@@ -48,6 +54,8 @@ def shape_of(write: Post) -> Shape:
         return "insert_messages"
     if isinstance(write, Setback):
         return "set_back"
+    if write.jobs:
+        return "commit_handlers_and_jobs"
     return "end_messages" if write.message and write.state is None and not write.sends else "commit_handlers"
 
 
@@ -62,17 +70,13 @@ def single_shape_of(write: Insert | Commit) -> SingleShape | None:
 def rows_of(write: Post) -> list[Hashable]:
     """The rows that a write touches, to detect conflicts: messages and states, and keys that must be free."""
     if isinstance(write, Insert):
-        return [_KEY(write.message)] if write.message.key is not None else []
+        return [key_of_message(write.message)] if write.message.key is not None else []
     rows: list[Hashable] = [write.message] if write.message is not None else []
     if isinstance(write, Commit):
         rows += [(True, write.state.key)] if write.state is not None else []
-        rows += [_KEY(message) for message in write.sends if message.key is not None]
+        rows += [key_of_message(message) for message in write.sends if message.key is not None]
+        rows += [key_of_job(job) for job in write.jobs if job.key is not None]
     return rows
-
-
-def columns_of(messages: Sequence[Message]) -> list[list[Any]]:
-    """The arrays of whole messages, in the order of `MESSAGE`."""
-    return _columns(messages, *MESSAGE)
 
 
 def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
@@ -87,12 +91,15 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
         return [ids, attempts, [write.error and storable(write.error) for write in failed], again_s]
     ended = cast("Sequence[Commit]", writes)
     ends = [[write.message for write in ended], [write.reply for write in ended]]
-    return [*ends, *_changes(ended), *_sends(ended), None] if shape == "commit_handlers" else ends
+    if shape == "end_messages":
+        return ends
+    jobs = numbered_jobs(ended) if shape == "commit_handlers_and_jobs" else []
+    return [*ends, *_changes(ended), *numbered_messages(ended), *jobs, None]
 
 
 def columns(messages: Sequence[Message]) -> list[list[Any]]:
     """The arrays that store messages, in the order in which their keys are locked."""
-    return columns_of(sorted(messages, key=_order))
+    return message_columns(sorted(messages, key=_order))
 
 
 def limited(shape: str, given: Sequence[Any], limit: str) -> Sequence[Any]:
@@ -104,7 +111,11 @@ def has_key(write: object) -> bool:
     """Whether a write stores a key, which an open transaction of another session may hold."""
     if isinstance(write, Insert):
         return write.message.key is not None
-    return isinstance(write, Commit) and any(message.key is not None for message in write.sends)
+    if isinstance(write, JobInsert):
+        return any(job.key is not None for job in write.jobs)
+    if not isinstance(write, Commit | JobEnd):
+        return False
+    return any(message.key is not None for message in write.sends) or any(job.key is not None for job in write.jobs)
 
 
 def results(shape: Shape, writes: Sequence[Post], rows: Iterable[Iterable[Any]]) -> list[Any]:
@@ -142,18 +153,13 @@ def _changes(writes: Sequence[Commit]) -> list[list[Any]]:
     return [[state and getattr(state, name) for state in states] for name in ("key", "value", "version")]
 
 
-def _sends(writes: Sequence[Commit]) -> list[list[Any]]:
-    sends = [(number, message) for number, write in enumerate(writes, 1) for message in write.sends]
-    return [[number for number, _ in sends], *columns_of([message for _, message in sends])]
-
-
 def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:
     return [[getattr(message, name) for message in messages] for name in names]
 
 
 def _order(message: Message) -> tuple[str, ...]:
     """Groups with common keys lock them in one order [M3]; of one key the first that queued comes first."""
-    return () if message.key is None else _KEY(message)
+    return () if message.key is None else key_of_message(message)
 
 
 # The single forms

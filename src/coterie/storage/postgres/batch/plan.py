@@ -15,7 +15,7 @@ from coterie.storage.contracts.messages import Insert
 from coterie.storage.contracts.ticks import ClaimResult
 from coterie.storage.contracts.units import UnitEnd
 from coterie.storage.interface import KvPut, KvRemove, KvSwap, StateSave, Write
-from coterie.storage.postgres.batch import messages, single, units
+from coterie.storage.postgres.batch import jobs, messages, single, units
 from coterie.storage.postgres.batch import ticks as tick_batch
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ Shape = (
     ]
     | single.Shape
     | messages.Shape
+    | jobs.Shape
     | tick_batch.Shape
     | units.Shape
 )
@@ -49,13 +50,21 @@ _LEADING = frozenset[Shape]({"write_states", "save_states", "stamp_executions"})
 
 _WORKING = frozenset[Shape]({"claim_ticks", "note_ticks", "add_steps", "write_steps", "end_units"})
 
-_ONCE = _LEADING | _WORKING | frozenset[Shape]({"swap_kv", "end_messages", "commit_handlers", "set_back"})
+_PROVEN = frozenset[Shape]({"end_jobs", "commit_jobs", "set_jobs_back"})
+"""Shapes whose fence is the row of the runner and that of the job, no seat."""
+
+_ONCE = (
+    _LEADING
+    | _WORKING
+    | _PROVEN
+    | frozenset[Shape]({"swap_kv", "end_messages", "commit_handlers", "commit_handlers_and_jobs", "set_back"})
+)
 """Shapes that cannot carry a row twice: each save builds on the version that the one before it wrote."""
 
 ADDING = frozenset[Shape]({"add_step", "add_message"})
 """Shapes that fail, with their whole statement, if the row exists already."""
 
-FENCED = _ONCE | frozenset[Shape]({"put_kv", "remove_kv", "save_state", "end_message", "add_step"})
+FENCED = (_ONCE - _PROVEN) | frozenset[Shape]({"put_kv", "remove_kv", "save_state", "end_message", "add_step"})
 """Fenced shapes. They return for each write whether its seat was held."""
 
 _COLUMNS: dict[Shape, tuple[str, ...]] = {
@@ -115,6 +124,8 @@ def _spot(write: Write, before: Sequence[tuple[_Spot, Write]]) -> _Spot:
         # Of two writes to a row in one statement one stands for both, so both must prove the same claim.
         turn = max(turn, earlier + (other_shape != shape or shape in _ONCE or _claim(other) != claim))
     # An evicted process continues as another incarnation: saves of both may have queued.
+    if isinstance(write, jobs.JobWrite):
+        return turn, shape, jobs.runner_of(write)
     return turn, shape, "" if claim is None else claim.runner
 
 
@@ -126,6 +137,8 @@ def rows_of(write: Write) -> Sequence[Hashable]:
         return [("cron", write.key)]
     if isinstance(write, units.Working):
         return [("unit", write.unit), *([] if isinstance(write, UnitEnd) else [("step", write.key)])]
+    if isinstance(write, jobs.JobWrite):
+        return jobs.rows_of(write)
     return [("execution", write.key) if isinstance(write, Stamp) else (isinstance(write, StateSave), write.key)]
 
 
@@ -137,6 +150,8 @@ def shape_of(write: Write) -> Shape:
         return tick_batch.shape_of(write)
     if isinstance(write, units.Working):
         return units.shape_of(write)
+    if isinstance(write, jobs.JobWrite):
+        return jobs.shape_of(write)
     if isinstance(write, StateSave):
         return "save_states" if write.keep or write.ttl_s is not None else "write_states"
     if isinstance(write, Stamp):
@@ -160,6 +175,8 @@ def values(bucket: Bucket, writes: Sequence[Write]) -> Sequence[Any]:
         posts = _members(bucket, writes)
         claims = _claims(posts) if bucket.shape in FENCED else []
         return [*claims, *messages.values(bucket.shape, posts)]
+    if jobs.is_shape(bucket.shape):
+        return jobs.values(bucket.shape, _members(bucket, writes))
     if tick_batch.is_shape(bucket.shape):
         ticks = sorted(_members(bucket, writes), key=lambda write: write.name)
         return [*_claims(ticks), *tick_batch.values(bucket.shape, ticks)]
@@ -178,6 +195,8 @@ def results(bucket: Bucket, writes: Sequence[Write], rows: Sequence[Sequence[Any
         return [single.result(bucket.shape, writes[bucket.places[0]], rows)]
     if messages.is_shape(bucket.shape):
         return messages.results(bucket.shape, _members(bucket, writes), rows)
+    if jobs.is_shape(bucket.shape):
+        return jobs.results(bucket.shape, _members(bucket, writes), rows)
     if tick_batch.is_shape(bucket.shape):
         return tick_batch.results(bucket.shape, _members(bucket, writes), rows)
     if units.is_shape(bucket.shape):
@@ -247,7 +266,7 @@ def _claims(chosen: Sequence[Write]) -> list[Any]:
 
 
 def _claim(write: Write) -> Claim | None:
-    return None if isinstance(write, Insert) else write.claim
+    return None if isinstance(write, Insert | jobs.JobWrite) else write.claim
 
 
 def _members(bucket: Bucket, writes: Sequence[Write]) -> list[Any]:

@@ -1,17 +1,18 @@
 """Statements for a write that is alone in its group: plain values instead of arrays, one row instead of many. Pure.
 
 A lone write is pure latency for its caller. Without arrays the server needs a fifth to a half less time, and so does
-this process. Those of messages and steps stand beside the ones for many, in `messages.py` and `units.py`.
+this process. Those of messages, jobs and steps stand beside the ones for many, in their modules.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
+from coterie.storage.contracts.jobs import JobEnd
 from coterie.storage.contracts.messages import Commit, Insert
 from coterie.storage.contracts.units import StepWrite
 from coterie.storage.interface import StateSave
-from coterie.storage.postgres.batch import messages, units
+from coterie.storage.postgres.batch import jobs, messages, units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     Way = tuple[Callable[[Any], tuple[Any, ...]], Callable[[Any, Any], Any]]
 
-Shape = messages.SingleShape | units.SingleShape | Literal["save_state"]
+Shape = messages.SingleShape | jobs.SingleShape | units.SingleShape | Literal["save_state"]
 """The statement that carries a lone write."""
 
 LONGEST_S = 9e9
@@ -33,6 +34,8 @@ def shape_of(write: Write) -> Shape | None:
         return units.single_shape_of(write)
     if isinstance(write, Insert | Commit):
         return messages.single_shape_of(write)
+    if isinstance(write, JobEnd):
+        return jobs.single_shape_of(write)
     if isinstance(write, StateSave):  # one that follows another, and has a history or an expiry
         return "save_state" if write.version and (write.keep or write.ttl_s is not None) else None
     return None
@@ -73,5 +76,5 @@ def _saved(_: StateSave, row: Sequence[Any]) -> Written:
     return written(held=held, was_written=was_written)
 
 
-WAYS: Mapping[str, Way] = {"save_state": (_save, _saved), **messages.SINGLE, **units.SINGLE}
+WAYS: Mapping[str, Way] = {"save_state": (_save, _saved), **messages.SINGLE, **jobs.SINGLE, **units.SINGLE}
 """The values of each statement, and the reader of its result."""

@@ -133,85 +133,8 @@ with items as materialized (
         $18::bytea[], $19::text[], $20::timestamptz[], $21::float8[], $22::text[]
     ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags)
 ), /* include fence (s.name, s.epoch) */, taken as materialized (
-    select s.n
-    from sends as s cross join lateral (
-        select from coterie.messages as m
-        where m.cluster = $1 and m.entity_type = s.entity_type and m.entity_id = s.entity_id and m.method = s.method
-            and m.key = s.key and m.id <> s.id
-        offset 0
-    ) as other
-    union -- or by another send of the same handler
-    select n from sends where key is not null group by n, entity_type, entity_id, method, key having count(*) > 1
-), judged as materialized (
-    select i.*, m.place as message_place, s.place as state_place, case
-        when m.status = 1 and m.epoch = i.epoch then 'written' -- by an earlier try of this commit
-        when held.name is null then 'fenced'
-        when i.message is not null and m.status is distinct from 0 then 'gone'
-        when i.key is null or (i.version = 0 and s.place is null) or (s.version = i.version and s.epoch <= i.epoch)
-            then case when taken.n is not null then 'taken' end
-        when i.message is not null then 'stale'
-        when i.value is null and s.place is null then 'written' -- likewise
-        when s.version = i.version + 1 and s.epoch = i.epoch and s.value = i.value then 'written'
-        else 'stale'
-    end as outcome
-    from items as i
-        left join held on held.name = i.seat and held.epoch = i.epoch
-        left join taken on taken.n = i.n
-        left join lateral (
-            select ctid as place, status, epoch from coterie.messages where cluster = $1 and id = i.message offset 0
-        ) as m on true
-        left join lateral (
-            select ctid as place, version, epoch, value from coterie.states where cluster = $1 and key = i.key offset 0
-        ) as s on true
-    order by i.message, i.key
-), done as (
-    update coterie.messages as m
-    set status = 1, completed_at = clock_timestamp(), reply = j.reply, epoch = j.epoch
-    from judged as j
-    where m.ctid = j.message_place and j.outcome is null and m.completed_at is null
-    returning j.n
-), first as (
-    insert into coterie.states (cluster, key, seat, value, version, epoch)
-    select $1, j.key, j.seat, j.value, 1, j.epoch
-    from judged as j
-    where j.outcome is null and j.key is not null and j.version = 0 and j.value is not null
-    order by j.key
-    on conflict (cluster, key) do nothing
-    returning key
-), next as (
-    update coterie.states as s
-    set value = j.value, version = j.version + 1, epoch = j.epoch, seat = j.seat
-    from judged as j
-    where s.ctid = j.state_place and j.outcome is null and j.value is not null
-        and s.version = j.version and s.epoch <= j.epoch
-    returning s.key
-), dropped as (
-    delete from coterie.states as s
-    using judged as j
-    where s.ctid = j.state_place and j.outcome is null and j.value is null
-        and s.version = j.version and s.epoch <= j.epoch
-    returning s.key
-), sent as (
-    insert into coterie.messages
-        (cluster, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, sent_at, due_at, tags)
-    select
-        $1, s.id, s.seat, s.entity_type, s.entity_id, s.method, s.payload, s.key, s.digest, s.trace_id,
-        statement_timestamp(), coalesce(s.due_at, statement_timestamp() + make_interval(secs => s.delay_s)), s.tags::jsonb
-    from sends as s join judged as j on j.n = s.n
-    where j.outcome is null
-        and (s.key is null or $23::text is null or set_config('lock_timeout', $23, true) is not null) -- see above
-    order by s.entity_type, s.entity_id, s.method, s.key, s.id
-    on conflict do nothing
-    returning id
-), unsent as (
-    select distinct s.n
-    from sends as s
-        left join sent on sent.id = s.id
-        left join lateral ( -- by an earlier try of this commit
-            select true as there from coterie.messages where sent.id is null and cluster = $1 and id = s.id offset 0
-        ) as m on true
-    where sent.id is null and m.there is null
-)
+    /* include taken_keys */
+), /* include judged_handlers */, /* include sent_messages ($23) */
 select j.n, case
     when j.outcome is not null then j.outcome
     when (done.n is not null or j.message is null)
@@ -225,6 +148,44 @@ from judged as j
         select key from first union all select key from next union all select key from dropped
     ) as changed on changed.key = j.key
     left join unsent on unsent.n = j.n;
+
+-- name: commit_handlers_and_jobs
+-- As `commit_handlers`, for those that send jobs, too.
+with items as materialized (
+    select * from unnest(
+        $3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::text[], $8::bytea[], $9::bigint[]
+    ) with ordinality as u (seat, epoch, message, reply, key, value, version, n)
+), sends as materialized (
+    select * from unnest(
+        $10::bigint[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[],
+        $18::bytea[], $19::text[], $20::timestamptz[], $21::float8[], $22::text[]
+    ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags)
+), new_jobs as materialized (
+    select * from unnest(
+        $23::bigint[], $24::text[], $25::text[], $26::text[], $27::text[], $28::text[], $29::bytea[], $30::text[],
+        $31::bytea[], $32::int[], $33::float8[], $34::text[], $35::timestamptz[], $36::float8[]
+    ) as u (n, id, seat, part, task, fingerprint, payload, key, digest, priority, age_s, trace_id, due_at, delay_s)
+), tags as materialized (
+    select * from unnest($37::text[], $38::text[], $39::text[]) as u (job, name, value)
+), /* include fence (s.name, s.epoch) */, taken as materialized (
+    /* include taken_keys */
+    union
+    /* include taken_job_keys */
+), /* include judged_handlers */, /* include sent_messages ($40) */, /* include stored_jobs ($40) */
+select j.n, case
+    when j.outcome is not null then j.outcome
+    when (done.n is not null or j.message is null)
+        and (changed.key is not null or j.key is null or (j.version = 0 and j.value is null))
+        and unsent.n is null and unstored.n is null then 'written'
+    else coterie.overtaken()
+end as outcome
+from judged as j
+    left join done on done.n = j.n
+    left join (
+        select key from first union all select key from next union all select key from dropped
+    ) as changed on changed.key = j.key
+    left join unsent on unsent.n = j.n
+    left join unstored on unstored.n = j.n;
 
 -- name: set_back
 -- Count failed attempts: the next one is due later, or the message is dead. One without an error is put off, and not

@@ -1,8 +1,8 @@
 -- What should have been pruned. The deletions stand with their tables.
 
 -- name: overdue
--- Of each table that has rows which should be gone: for how many seconds the oldest one should. Of messages it is looked for
--- among the oldest, since no index has their ends.
+-- Of each table that has rows which should be gone: for how many seconds the oldest one should. Of messages and jobs it is
+-- looked for among the oldest, since no index has their ends.
 select t.name, extract(epoch from clock.now - t.at)::float8 as late_s
 from (select clock_timestamp() as now) as clock cross join lateral (
     values
@@ -32,6 +32,13 @@ from (select clock_timestamp() as now) as clock cross join lateral (
                 select status, key, completed_at from coterie.messages where cluster = $1 order by id limit 1000
             ) as m
             where m.status = 1
+        )),
+        ('jobs', (
+            select min(j.ended_at + make_interval(secs => case when j.key is null then $2::float8 else $3::float8 end))
+            from (
+                select state, key, ended_at from coterie.jobs where cluster = $1 order by id limit 1000
+            ) as j
+            where j.state in (4, 6, 7)
         ))
 ) as t (name, at)
 where t.at < clock.now;

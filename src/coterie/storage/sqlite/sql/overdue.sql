@@ -1,8 +1,8 @@
 -- What should have been pruned. The deletions stand with their tables.
 
 -- name: overdue
--- Of each table: when its oldest row should be gone. Of messages it is looked for among the oldest, since no index has their
--- ends.
+-- Of each table: when its oldest row should be gone. Of messages and jobs it is looked for among the oldest, since no index
+-- has their ends.
 select 'kv', (
     select expires_at_ns from kv
     where cluster = :cluster and expires_at_ns is not null order by expires_at_ns limit 1
@@ -29,4 +29,10 @@ select 'messages', (
     select min(completed_at_ns + iif(key is null, :retention_ns, :key_retention_ns))
     from (select status, key, completed_at_ns from messages where cluster = :cluster order by id limit 1000)
     where status = 1
+)
+union all
+select 'jobs', (
+    select min(ended_at_ns + iif(key is null, :retention_ns, :key_retention_ns))
+    from (select state, key, ended_at_ns from jobs where cluster = :cluster order by id limit 1000)
+    where state in (4, 6, 7)
 );
