@@ -41,6 +41,7 @@ TABLES = {
     "seats": ("name", S2),
     "fingerprints": ("seat", Seat.cron(CRON_A)),
     "messages": ("id", id_of(1)),
+    "message_tags": ("message", id_of(1)),
     "jobs": ("id", id_of(1)),
     "job_tags": ("job", id_of(1)),
     "job_progress": ("job", id_of(1)),
@@ -71,6 +72,7 @@ SEVERAL = {
     "fingerprints",
     "job_progress",
     "job_tags",
+    "message_tags",
     "state_history",
     "steps",
     "ticks",
@@ -280,7 +282,7 @@ async def cluster(storage: Storage, hand: TableWriter) -> AsyncIterator[Cluster]
         grants = await session.acquire(list(seats))
         claims = {grant.name: Claim(A, grant.name, grant.epoch) for grant in grants}
         for number in (1, 2):
-            await storage.messages.insert(message(number))
+            await storage.messages.insert(message(number, tags=(("a", "1"),)))
             await storage.messages.setback(Setback(claims[S1], id_of(number), 1, "boom", 0.0))
         await with_jobs(storage, claims)
         for name in (CRON_A, CRON_B):

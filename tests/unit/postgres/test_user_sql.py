@@ -56,7 +56,7 @@ def ground_of(storage: PostgresStorage) -> PostgresUserSql:
         raise AssertionError("not used")
 
     pool, connector = storage.undertakings.pool, storage._connector
-    parts: Any = dict.fromkeys(("started", "sent", "written"), nothing)
+    parts: Any = dict.fromkeys(("started", "sent", "stored", "written"), nothing)
     return PostgresUserSql(pool, connector, limits=storage._limits, **parts)
 
 
