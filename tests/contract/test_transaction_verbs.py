@@ -25,6 +25,7 @@ REFUSED: dict[str, Verb] = {
     "KeyValueStore.clear": lambda p: p.cluster.kv.clear(),
     "KeyValueStore.modify": lambda p: p.cluster.kv.modify("k", lambda _: 1),
     "Messages.retry": lambda p: p.cluster.messages.retry("0" * 32),
+    "Messages.edit": lambda p: p.cluster.messages.edit("0" * 32, {}),
     "Messages.purge": lambda p: p.cluster.messages.purge(status="done"),
     "Runners.drain": lambda p: p.cluster.runners.drain("nobody"),
     "Singletons.resign": lambda p: p.cluster.singletons.resign("first"),
