@@ -47,6 +47,8 @@ async def test_a_process_with_other_keys_is_refused(url: str, payloads: Encrypte
         cluster = Cluster(url, payloads=payloads, http_listen="off")
         with pytest.raises(ConfigurationError, match=problem):
             await _enter(start(cluster))
+    async with Cluster(url, payloads=encrypted("k1"), http_listen="off").connect():
+        pass  # what was refused has left nothing that those with the right key would need
 
 
 async def test_a_runner_does_not_join_one_that_could_not_read_what_it_stores(url: str) -> None:
