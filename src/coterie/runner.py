@@ -226,6 +226,7 @@ class Runner(Client):
             used=self._parts.usage(),
             failing=self.supervisor.failing(),
             threads=self.threads.use(),
+            threads_most=self.settings.threads,
         )
 
     def tenure(self, seat: str) -> Tenure | None:

@@ -93,6 +93,10 @@ def _said(line: RunnerLine, local: LocalFacts, happening: Rate) -> RunnerLine:
         storage_s=local.storage_s,
         clock_offset_s=local.clock_offset_s,
         lease_left_s=local.lease_left_s,
+        threads_busy=local.threads_busy,
+        threads_most=local.threads_most or None,
+        threads_waiting=local.threads_waiting,
+        stubborn=local.stubborn,
     )
 
 

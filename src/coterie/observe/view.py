@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.observe.health import Reason, Status
+    from coterie.work.threads import StubbornBody
 
 PAGES = ("overview", "runners", "shards", "singletons", "cron", "entities", "messages", "workflows")
 
@@ -75,6 +76,14 @@ class RunnerLine(msgspec.Struct, frozen=True, kw_only=True):
     storage_s: float | None = None
     clock_offset_s: float | None = None
     lease_left_s: float | None = None
+    threads_busy: int | None = None
+    """Plain functions that run in threads."""
+    threads_most: int | None = None
+    """How many may run at once; None also if its version does not say it."""
+    threads_waiting: int | None = None
+    """Plain functions that wait for a thread."""
+    stubborn: tuple[StubbornBody, ...] = ()
+    """Those that were cancelled and still run, the first few."""
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
