@@ -133,6 +133,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     """`entity Account`, `workflow order`."""
     waited_s: float
+    rows: int = 1
+    """How many of that type wait, counted up to a bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -373,6 +373,7 @@ class Pages:
             waiting=self._sum("waiting"),
             running=self._sum("running"),
             dead=self._facts.dead,
+            incoming=sum(each.rows for each in self._facts.incoming),
             overdue_s=0.0 if self._facts.oldest is None else self._facts.oldest.late_s,
             singletons=self._singletons,
             crons=self._crons,
@@ -409,6 +410,7 @@ class Pages:
             waiting=self._sum("waiting"),
             running=self._sum("running"),
             dead=self._facts.dead,
+            incoming=self._facts.incoming,
             overdue=tuple(
                 OverdueLine(id=each.id, what=each.what, shard=Seat.split(each.seat)[1], late_s=each.late_s)
                 for each in overdue

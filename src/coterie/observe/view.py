@@ -22,6 +22,7 @@ import msgspec
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from coterie.observe.facts import Incoming
     from coterie.observe.health import Reason, Status
     from coterie.work.threads import StubbornBody
 
@@ -222,6 +223,8 @@ class MessagesPage(msgspec.Struct, frozen=True, kw_only=True):
     running: int | None
     dead: int
     """Counted up to a bound."""
+    incoming: tuple[Incoming, ...]
+    """What SQL has sent and no runner has taken in yet, by type, the longest waiting first."""
     overdue: tuple[OverdueLine, ...]
     failures: tuple[Failure, ...]
     """Dead messages by failure, as far as they were read."""
@@ -260,6 +263,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None
     running: int | None
     dead: int
+    incoming: int
+    """Calls and starts from SQL that no runner has taken in yet, counted up to a bound."""
     overdue_s: float
     """For how long the most overdue message has been due."""
     singletons: tuple[SingletonLine, ...]
