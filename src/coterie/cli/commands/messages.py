@@ -185,9 +185,9 @@ def warn_of_incoming(waiting: Sequence[WaitingIncoming], chosen: MessageOptions)
         return
     for each in waiting:
         if chosen.type in (None, each.type):
-            many = f"{each.rows:,} or more" if each.rows >= COUNTED_MOST else f"{each.rows:,}"
-            kind = "calls from SQL to entity" if each.kind == "call" else "starts from SQL of workflow"
-            text = f"{many} {kind} {each.type} not taken in yet, the oldest for {lasting(each.waited_s)}"
+            what, to = ("call", "to entity") if each.kind == "call" else ("start", "of workflow")
+            many = f"{each.rows:,} or more {what}s" if each.rows >= COUNTED_MOST else plural(each.rows, what)
+            text = f"{many} from SQL {to} {each.type} not taken in yet, the oldest for {lasting(each.waited_s)}"
             echo(f"{text}: coterie messages show {each.id}", err=True)
 
 
