@@ -57,6 +57,8 @@ async def test_a_runner_does_not_join_one_that_could_not_read_what_it_stores(url
         await plain.ready()
         with pytest.raises(ConfigurationError, match="encrypts payloads with key 'k1', which the other does not have"):
             await PayloadProgram(url, encrypted("k1", plain=True)).cluster.start()
+    async with PayloadProgram(url, None).cluster as again:
+        await again.ready()
 
 
 async def test_runners_live_together_while_a_key_is_given_to_all_and_then_used(url: str) -> None:
