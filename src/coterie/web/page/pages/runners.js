@@ -72,7 +72,7 @@ function detail(row) {
     ["waiting", count(row.waiting)],
     ["running", count(row.running)],
     ["threads", threads(row)],
-    ["stuck in threads", row.stubborn.length > 0 && h("ul", null, row.stubborn.map((each) => h("li", { key: each.what }, state("bad", "cancelled "), duration(each.for_s), " ago: ", name(each.what, 80))))],
+    ["stuck in threads", row.stubborn.length > 0 && h("ul", null, row.stubborn.map((each, index) => h("li", { key: index }, state("bad", "cancelled "), duration(each.for_s), " ago: ", name(each.what, 80))))],
     ["calls", `${rate(row.calls_s)}, p50 ${duration(row.p50_s)}, p99 ${duration(row.p99_s)}`],
     ["cpu", percent(row.cpu)],
     ["memory", bytes(row.memory_bytes)],
