@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.payloads import PayloadTable
     from coterie.storage.interface import Storage
 
-MESSAGES, KV = TABLES[0], TABLES[1]
+MESSAGES, KV = (next(each for each in TABLES if each.name == name) for name in ("messages", "kv"))
 
 
 @pytest.fixture(autouse=True)
