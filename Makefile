@@ -119,6 +119,7 @@ fuzz: .venv/dev.stamp ## frames of junk at the transport: make fuzz FRAMES=10000
 plants: .venv/dev.stamp ## plant every known bug and print which instrument found it, after how much
 	@$(PY) -m tests.simulation.plants
 	@$(PY) -m tests.interleavings plants
+	@$(PY) -m tests.unit.work.thread_plants
 
 chaos: .venv/dev.stamp ## real processes and their database broken at random on each engine: make chaos MINUTES=60
 	@$(PY) -m tests.cluster.chaos_messages --engine postgres --minutes $(MINUTES)

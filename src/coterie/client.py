@@ -131,6 +131,8 @@ class Client(Service):
         self._parts = parts
         self.origin = ProcessOrigin(self.what)
         """The process that has started it: in a forked child it is refused [P13]."""
+        self.has_new_key = False
+        """Whether this process is the first one that encrypts with its key."""
         self._transport: Transport | None = None
 
     @property
@@ -252,7 +254,7 @@ class Client(Service):
         spans.look()
         await self.storage.start()
         if self.settings.payload_keys or not is_in_memory(self.settings):
-            await require_keys(self.storage)
+            self.has_new_key = await require_keys(self.storage)
         self.tokens = Tokens(await self.storage.secret())
         await self.values.start()
         await self.ids.start()

@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Protocol
 
 from coterie.client import Client, ClientParts
-from coterie.errors import CoterieError, PersistenceError, StorageReplaced
+from coterie.errors import ConfigurationError, CoterieError, PersistenceError, StorageReplaced
 from coterie.kernel import spans
 from coterie.kernel.ids import Seat, new_incarnation
 from coterie.kernel.retry import Retry
@@ -26,6 +26,7 @@ from coterie.observe.collect import FactsServer
 from coterie.observe.facts import LocalFacts, facts_of
 from coterie.ownership.membership import Membership
 from coterie.setup import Setups
+from coterie.storage.engines import withdraw_key
 from coterie.transport.credentials import credentials_of
 from coterie.transport.interface import Route, Transport
 from coterie.transport.requests import Routes
@@ -226,6 +227,7 @@ class Runner(Client):
             used=self._parts.usage(),
             failing=self.supervisor.failing(),
             threads=self.threads.use(),
+            threads_most=self.settings.threads,
         )
 
     def tenure(self, seat: str) -> Tenure | None:
@@ -334,7 +336,12 @@ class Runner(Client):
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
         await self.threads.start()
-        await self._live_first()
+        try:
+            await self._live_first()
+        except ConfigurationError:
+            if self.has_new_key:
+                await withdraw_key(self.storage)
+            raise
         otlp.publish(self._gauges)
         self.tasks.supervise(self._live_again_and_again, name="live again", supervisor=self.supervisor)
 

@@ -104,8 +104,9 @@ class Dial:
                 database's clock was set back.
         """
         is_set_back = asked is not None and (asked - now).total_seconds() > _DRIFT_S
-        is_better = now.timestamp() - self._time() >= self._offset_s
-        if is_better or is_set_back or self._time() - self._read_s > _BEST_S:
+        time_s = self._time()
+        is_better = now.timestamp() - time_s >= self._offset_s
+        if is_better or is_set_back or time_s - self._read_s > _BEST_S:
             self.correct(now)
 
     def correct(self, now: datetime) -> None:

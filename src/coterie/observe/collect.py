@@ -281,4 +281,4 @@ def _overdue(backlog: Backlog) -> tuple[Overdue, ...]:
 
 def _incoming(each: WaitingIncoming) -> Incoming:
     kind = "entity" if each.kind == "call" else "workflow"
-    return Incoming(id=each.id, what=f"{kind} {each.type}", waited_s=max(each.waited_s, 0.0))
+    return Incoming(id=each.id, what=f"{kind} {each.type}", waited_s=max(each.waited_s, 0.0), rows=each.rows)

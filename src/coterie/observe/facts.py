@@ -108,6 +108,8 @@ class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Plain functions that run in threads."""
     threads_waiting: int = 0
     """Plain functions that wait for a thread."""
+    threads_most: int = 0
+    """The setting `threads`; 0: it is not known, since the runner's version does not say it."""
     stubborn: tuple[StubbornBody, ...] = ()
     """Those that were cancelled and still run."""
     unreadable: tuple[str, ...] = ()
@@ -131,6 +133,8 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     """`entity Account`, `workflow order`."""
     waited_s: float
+    rows: int = 1
+    """How many of that type wait, counted up to a bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +199,7 @@ def facts_of(
     used: Usage,
     failing: tuple[FailingTask, ...] = (),
     threads: ThreadUse,
+    threads_most: int,
 ) -> LocalFacts:
     """Assemble the facts of a runner.
 
@@ -210,6 +215,7 @@ def facts_of(
         used: Resource usage of its process.
         failing: Its background tasks that failed within the last minute.
         threads: How its threads are used.
+        threads_most: How many plain functions may run at once.
     """
     vitals = None if membership is None else membership.vitals
     trust = None if membership is None else membership.trust
@@ -242,6 +248,7 @@ def facts_of(
         failed_over_s=None if vitals is None else vitals.failed_over_s,
         threads_busy=threads.busy,
         threads_waiting=threads.waiting,
+        threads_most=threads_most,
         stubborn=threads.stubborn[:_STUBBORN_MOST],
         unreadable=tuple(map(str, unreadable_rows.found()[:_UNREADABLE_MOST])),
     )

@@ -93,6 +93,10 @@ def _said(line: RunnerLine, local: LocalFacts, happening: Rate) -> RunnerLine:
         storage_s=local.storage_s,
         clock_offset_s=local.clock_offset_s,
         lease_left_s=local.lease_left_s,
+        threads_busy=local.threads_busy,
+        threads_most=local.threads_most or None,
+        threads_waiting=local.threads_waiting,
+        stubborn=local.stubborn,
     )
 
 
@@ -369,6 +373,7 @@ class Pages:
             waiting=self._sum("waiting"),
             running=self._sum("running"),
             dead=self._facts.dead,
+            incoming=sum(each.rows for each in self._facts.incoming),
             overdue_s=0.0 if self._facts.oldest is None else self._facts.oldest.late_s,
             singletons=self._singletons,
             crons=self._crons,
@@ -405,6 +410,7 @@ class Pages:
             waiting=self._sum("waiting"),
             running=self._sum("running"),
             dead=self._facts.dead,
+            incoming=self._facts.incoming,
             overdue=tuple(
                 OverdueLine(id=each.id, what=each.what, shard=Seat.split(each.seat)[1], late_s=each.late_s)
                 for each in overdue

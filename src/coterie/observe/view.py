@@ -22,7 +22,9 @@ import msgspec
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from coterie.observe.facts import Incoming
     from coterie.observe.health import Reason, Status
+    from coterie.work.threads import StubbornBody
 
 PAGES = ("overview", "runners", "shards", "singletons", "cron", "entities", "messages", "workflows")
 
@@ -75,6 +77,14 @@ class RunnerLine(msgspec.Struct, frozen=True, kw_only=True):
     storage_s: float | None = None
     clock_offset_s: float | None = None
     lease_left_s: float | None = None
+    threads_busy: int | None = None
+    """Plain functions that run in threads."""
+    threads_most: int | None = None
+    """How many may run at once; None also if its version does not say it."""
+    threads_waiting: int | None = None
+    """Plain functions that wait for a thread."""
+    stubborn: tuple[StubbornBody, ...] = ()
+    """Those that were cancelled and still run, the first few."""
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +223,8 @@ class MessagesPage(msgspec.Struct, frozen=True, kw_only=True):
     running: int | None
     dead: int
     """Counted up to a bound."""
+    incoming: tuple[Incoming, ...]
+    """What SQL has sent and no runner has taken in yet, by type, the longest waiting first."""
     overdue: tuple[OverdueLine, ...]
     failures: tuple[Failure, ...]
     """Dead messages by failure, as far as they were read."""
@@ -251,6 +263,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None
     running: int | None
     dead: int
+    incoming: int
+    """Calls and starts from SQL that no runner has taken in yet, counted up to a bound."""
     overdue_s: float
     """For how long the most overdue message has been due."""
     singletons: tuple[SingletonLine, ...]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from coterie.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from coterie.kernel.clock import Clock
@@ -120,21 +121,44 @@ _KEYS = (
 )
 
 
-async def require_keys(storage: Storage) -> None:
+async def require_keys(storage: Storage) -> bool:
     """Compare the keys of this process with those that values may be encrypted with.
 
-    The key that it encrypts with is stored as one of those first, as a fingerprint.
+    The key that it encrypts with is stored as one of those, as a fingerprint, unless the process is refused.
+
+    Returns:
+        Whether it was not one of those before.
 
     Raises:
         ConfigurationError: A key is missing here, or another one has its id.
     """
     keyring = storage.keyring
-    stored = await storage.payloads.keys()
     mine = {} if keyring is None else keyring.fingerprints()
     current = None if keyring is None else keyring.current
-    if current is not None and current not in stored:
-        await storage.payloads.add_key(current, mine[current])
-        stored = await storage.payloads.keys()
+    stored = await storage.payloads.keys()
+    _require_all(stored, mine)
+    if current is None or current in stored:
+        return False
+    await storage.payloads.add_key(current, mine[current])
+    _require_all(await storage.payloads.keys(), mine)  # another process may have added one meanwhile
+    return True
+
+
+async def withdraw_key(storage: Storage) -> None:
+    """Undo what `require_keys` has added, for a process that is refused later: else all others would need its key.
+
+    It stays if something is stored with it.
+    """
+    from coterie.storage.encryption.rotation import key_uses
+
+    assert storage.keyring is not None, "it has added its key"
+    current = storage.keyring.current
+    assert current is not None, "it has added that one"
+    if all(use.key != current for use in await key_uses(storage.payloads)):
+        await storage.payloads.remove_key(current)
+
+
+def _require_all(stored: Mapping[str, str], mine: Mapping[str, str]) -> None:
     for key_id, fingerprint in sorted(stored.items()):
         if key_id not in mine:
             problem = f"payloads of this cluster are encrypted with key {key_id!r}, which this process does not have"

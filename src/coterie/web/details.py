@@ -10,12 +10,12 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
-from coterie.entities.persisted.api import Messages
 from coterie.errors import InvalidArgument
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import EntityAddress
 from coterie.kernel.text import require_text
 from coterie.observe import details
+from coterie.observe.incoming_call import IncomingCall, find_message
 from coterie.observe.message_filter import STATES, MessageOptions
 from coterie.web.access import access_of, require_read
 from coterie.web.responses import HttpRefusal
@@ -115,8 +115,10 @@ class Details:
     async def message(self, request: Request) -> Any:
         """One message."""
         here = self._web_view.here()
-        info = await Messages(lambda: here.storage.messages).show(_text(request, "id"))
-        return {"message": await details.message(here, info, texts=self._texts)}
+        found = await find_message(here, _text(request, "id"))
+        if isinstance(found, IncomingCall):
+            return {"message": None, "incoming": found if self._texts else msgspec.structs.replace(found, key=None)}
+        return {"message": await details.message(here, found, texts=self._texts)}
 
     async def workflow(self, request: Request) -> Any:
         """A run of a workflow."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from coterie.errors import ConfigurationError, InvalidArgument, quoted
@@ -91,6 +92,8 @@ def is_async(fn: Any) -> bool:
 
 def is_plain(fn: Any) -> bool:
     """Whether a callable is a plain function, method or callable object, and no generator: it runs in a thread."""
+    if type(fn) is FunctionType and fn.__code__.co_flags & inspect.CO_COROUTINE:
+        return False  # the most frequent case, asked for each step: what it wraps cannot change the answer
     layers = _layers(fn)
     if not callable(fn) or isinstance(fn, type):
         return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.payloads import PayloadTable
     from coterie.storage.interface import Storage
 
-MESSAGES, KV = TABLES[0], TABLES[1]
+MESSAGES, KV = (next(each for each in TABLES if each.name == name) for name in ("messages", "kv"))
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,8 @@ async def test_a_process_with_other_keys_is_refused(url: str, payloads: Encrypte
         cluster = Cluster(url, payloads=payloads, http_listen="off")
         with pytest.raises(ConfigurationError, match=problem):
             await _enter(start(cluster))
+    async with Cluster(url, payloads=encrypted("k1"), http_listen="off").connect():
+        pass  # what was refused has left nothing that those with the right key would need
 
 
 async def test_a_runner_does_not_join_one_that_could_not_read_what_it_stores(url: str) -> None:
@@ -55,6 +57,8 @@ async def test_a_runner_does_not_join_one_that_could_not_read_what_it_stores(url
         await plain.ready()
         with pytest.raises(ConfigurationError, match="encrypts payloads with key 'k1', which the other does not have"):
             await PayloadProgram(url, encrypted("k1", plain=True)).cluster.start()
+    async with PayloadProgram(url, None).cluster as again:
+        await again.ready()
 
 
 async def test_runners_live_together_while_a_key_is_given_to_all_and_then_used(url: str) -> None:

@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coterie import Cluster, Entity, MessageDead, MessageExpired, Workflow, WorkflowNotFound, rpc
+from coterie.entities.persisted.api import MessageInfo
 from coterie.incoming import mover
 from coterie.observe.health import Bounds, judge
+from coterie.observe.incoming_call import IncomingCall, find_message
 from tests.scenario.persisted.entity_program import PROMPTLY_S, Account, notes, program, shared, until
 
 if TYPE_CHECKING:
@@ -168,6 +170,9 @@ async def test_m4_an_explicit_key_and_a_key_that_python_has_used_are_the_same(cl
     other = await sql.send("Account", "alice", "fail", {"order": "x"}, more=", key => 'k-1'")
     await sql.until_moved()
     assert await sql("select same_as from coterie.incoming where id = $1", other) == first
+    shown = await find_message(cluster._acting(), other)
+    assert isinstance(shown, MessageInfo)
+    assert shown.id == first, "what it is the same as"
 
 
 async def test_m4_a_key_with_other_arguments_is_a_dead_letter_that_says_so(cluster: Cluster, sql: Sql) -> None:
@@ -352,6 +357,11 @@ async def test_o2_a_type_that_nobody_knows_waits_is_reported_and_holds_up_nobody
     (reason,) = (each for each in judge(facts, Bounds(late_s=0.0)).reasons if "SQL" in each.what)
     assert (reason.status, reason.what) == ("degraded", "calls from SQL to entity Report")
     assert "no runner moves it" in reason.problem
+    (waiting,) = facts.incoming
+    assert (waiting.what, waiting.rows) == ("entity Report", len(ids))
+    shown = await find_message(cluster._acting(), ids[0])
+    assert isinstance(shown, IncomingCall)
+    assert (shown.id, shown.what, shown.key) == (ids[0], "Report/0.build", None)
     assert await cluster.cancel(ids[0])  # type: ignore[arg-type]
     with pytest.raises(MessageExpired):
         await cluster.result(ids[0])  # type: ignore[arg-type]

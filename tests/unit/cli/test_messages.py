@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from coterie.cli.client import ClientCommand
-from coterie.cli.commands.messages import Purge, parse, shown, warn_of_silent_runners
+from coterie.cli.commands.messages import (
+    Purge,
+    parse,
+    shown,
+    shown_incoming,
+    warn_of_incoming,
+    warn_of_silent_runners,
+)
 from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
+from coterie.observe.incoming_call import IncomingCall
 from coterie.observe.message_filter import ChosenMessages, MessageOptions
+from coterie.storage.contracts.incoming_calls import COUNTED_MOST, WaitingIncoming
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 from tests.unit.cli.command_runner import require_golden, screen, transcript
 from tests.unit.cli.stored_cluster import GATES, Stored
+from tests.unit.observe.cluster_facts import NOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +63,33 @@ def has_begun(gate: str) -> Any:
         return gate in GATES
 
     return begun
+
+
+def test_what_sql_has_sent_is_shown_while_no_runner_has_taken_it_in(capsys: pytest.CaptureFixture[str]) -> None:
+    call = IncomingCall(
+        id="m", kind="call", type="Report", entity="7", method="build", key="k-1", sent_at=NOW - timedelta(seconds=90)
+    )
+    said = shown_incoming(screen(), call, now=NOW).splitlines()
+    assert said[0].split("  ")[0] == "Report/7.build"
+    assert said[0].endswith("waits to be taken in")
+    assert said[1].split() == ["key", "k-1"]
+    assert "1m" in said[2]
+    assert said[-1] == "it was sent from SQL: a runner whose program has entity Report takes it in within a second"
+    run = IncomingCall(id="m", kind="workflow", type="order", entity="7", method="", key=None, sent_at=NOW)
+    assert (run.what, run.awaited) == ("workflow order/7", "workflow order")
+    waiting = [
+        WaitingIncoming("call", "Report", "m1", 90.0, rows=3),
+        WaitingIncoming("workflow", "order", "m2", 5.0, rows=COUNTED_MOST),
+    ]
+    for filter_ in ("", "type:Report", "state:dead"):
+        warn_of_incoming(waiting, parse(filter_))
+    first, second, again = capsys.readouterr().err.splitlines()
+    assert (
+        first
+        == again
+        == "3 calls from SQL to entity Report not taken in yet, the oldest for 1m 30s: coterie messages show m1"
+    )
+    assert second.startswith("1,000 or more starts from SQL of workflow order not taken in yet, the oldest for 5s: ")
 
 
 def test_each_state_has_its_messages(ask: Ask, sent: dict[str, str]) -> None:

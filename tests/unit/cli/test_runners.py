@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING
 
 from coterie.cli.commands.runners import table
 from coterie.observe.view import RunnerLine
+from coterie.work.threads import StubbornBody, ThreadUse
 from tests.unit.cli.command_runner import SHARDS, coterie, eventually, require_golden, screen, serving, transcript
 from tests.unit.observe.cluster_facts import NOW
 
@@ -60,6 +62,20 @@ def test_one_runner_by_name_and_id(served: Served, capsys: pytest.CaptureFixture
     told = json.loads(coterie(capsys, "runners", "show", "web-1", "--url", served.url, "--json").out)
     by_id = coterie(capsys, "runners", "show", told["id"], "--url", served.url, "--json")
     assert json.loads(by_id.out)["name"] == "web-1"
+
+
+def test_its_threads_and_those_that_are_stuck_are_shown(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = StubbornBody(what="Account/alice.slow", for_s=42.0)
+    runner = served.clusters["web-1"]._acting()
+    monkeypatch.setattr(runner.threads, "use", lambda: ThreadUse(3, 2, (stuck,)))  # type: ignore[attr-defined]
+    said = eventually(capsys, "stuck ", "runners", "show", "web-1", "--url", served.url)
+    assert re.search(r"threads +3 of 32 busy, 2 waiting\n", said.out)
+    assert re.search(r"stuck +Account/alice.slow, cancelled 42s ago\n", said.out)
+    told = json.loads(coterie(capsys, "runners", "show", "web-1", "--url", served.url, "--json").out)
+    assert (told["threads_busy"], told["threads_most"], told["threads_waiting"]) == (3, 32, 2)
+    assert told["stubborn"] == [{"what": "Account/alice.slow", "for_s": 42.0}]
 
 
 def test_a_runner_that_is_not_there(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

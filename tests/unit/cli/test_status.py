@@ -13,7 +13,7 @@ from coterie import Cluster
 from coterie.cli.commands.status import text
 from coterie.observe.health import Reason
 from coterie.observe.view import CronLine, Overview, SingletonLine
-from tests.unit.cli.command_runner import coterie, eventually, require_golden, screen, transcript
+from tests.unit.cli.command_runner import FixedScreen, coterie, eventually, require_golden, screen, transcript
 from tests.unit.observe.cluster_facts import NOW, ago
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def overview(**more: Any) -> Overview:
         "waiting": 31,
         "running": 4,
         "dead": 2,
+        "incoming": 0,
         "overdue_s": 0.0,
         "singletons": SINGLETONS,
         "crons": CRONS,
@@ -118,6 +119,12 @@ ORPHANS = Reason(status="degraded", what="14 shards", problem="no owner (default
 
 def test_a_healthy_cluster_on_one_screen() -> None:
     require_golden("status_healthy", text(overview(), where=WHERE, now=NOW, screen=screen()) + "\n")
+
+
+def test_calls_from_sql_that_wait_are_counted_if_there_are_any() -> None:
+    for columns in (60, 100):
+        shown = text(overview(incoming=1204), where=WHERE, now=NOW, screen=FixedScreen(columns))
+        assert "waiting 31   dead 2   from SQL 1,204\n" in shown
 
 
 def test_what_is_wrong_comes_first() -> None:

@@ -48,6 +48,7 @@ MESSAGES = MessagesPage(
     waiting=31,
     running=4,
     dead=400,
+    incoming=(),
     overdue=(OverdueLine(id="0a", what="Report/q3.build", shard="default:7", late_s=75.0),),
     failures=(
         Failure(

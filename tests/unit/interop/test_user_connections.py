@@ -123,6 +123,7 @@ async def test_rows_messages_and_runs_commit_together(
             await cluster.result(message)
         assert await rows_of(database) == []
         assert await cluster.messages.list() == []
+        assert await cluster.workflows.list() == []
         await user.commit()
     assert await rows_of(database) == [1]
     assert await cluster.result(message, timeout=FAR) == 500
@@ -143,6 +144,7 @@ async def test_what_is_rolled_back_never_was(
     async with begun(kind, postgres_url, cluster) as user:
         await user.insert(1)
         undone = [await user.ask("send", orders.confirm("o-1", 500))]
+        await user.ask("start_workflow", ship, "o-1", id="undone")
         await user.rollback()
     async with begun(kind, postgres_url, cluster) as user:
         await user.insert(2)
@@ -155,6 +157,7 @@ async def test_what_is_rolled_back_never_was(
     assert await cluster.result(kept, timeout=FAR) == 500
     assert await rows_of(database) == [2]
     assert [each.id for each in await cluster.messages.list()] == [kept]
+    assert await cluster.workflows.list() == []
     assert ran == ["o-2"]
     for each in undone:
         with pytest.raises(MessageExpired):

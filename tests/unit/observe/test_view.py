@@ -16,6 +16,7 @@ from coterie.observe.health import judge
 from coterie.observe.pages import Pages
 from coterie.observe.rates import rates
 from coterie.observe.view import PAGES, WorkflowLine
+from coterie.work.threads import StubbornBody
 from tests.unit.observe import cluster_facts
 from tests.unit.observe.cluster_facts import NOW, ago
 
@@ -96,6 +97,16 @@ def test_a_runner_with_what_it_holds() -> None:
     assert pages(draining).runners()[0].state == "draining"
     starting = cluster_facts.cluster(cluster_facts.local(is_ready=False, missing="a seat"))
     assert (pages(starting).runners()[0].state, pages(starting).runners()[0].missing) == ("starting", "a seat")
+
+
+def test_a_runner_with_its_threads_and_those_that_are_stuck() -> None:
+    stuck = StubbornBody(what="Account/alice.slow", for_s=12.0)
+    told = cluster_facts.local(threads_busy=3, threads_waiting=2, threads_most=32, stubborn=(stuck,))
+    (line,) = pages(cluster_facts.cluster(told)).runners()
+    assert (line.threads_busy, line.threads_most, line.threads_waiting) == (3, 32, 2)
+    assert line.stubborn == (stuck,)
+    older = pages(cluster_facts.cluster(cluster_facts.local(threads_busy=3))).runners()[0]
+    assert (older.threads_busy, older.threads_most) == (3, None), "one that does not say how many there may be"
 
 
 def test_shards_move_when_their_holder_leaves() -> None:

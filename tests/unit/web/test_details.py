@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import schemathesis
 
+from coterie.storage.contracts.incoming_calls import Found
 from coterie.web.openapi import document
 from tests.unit.web.fake_cluster import FakeWebView
 from tests.unit.web.page_program import SECRET, Account, browser, checkout, dead, running, until
@@ -135,6 +136,28 @@ async def test_messages_are_listed_newest_first_and_page_by_page(tmp_path: Path)
                 if not page["more"]:
                     break
             assert listed == sorted(sent, reverse=True)
+
+
+async def test_what_sql_has_sent_is_shown_while_no_runner_has_taken_it_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Found("call", "Report", None, "7", "build", SECRET, 1_700_000_000.0)
+    for redact in (False, True):
+        folder = tmp_path / str(redact)
+        folder.mkdir()
+        async with running(folder, redact=redact) as cluster, browser(cluster) as http:
+
+            async def find(id: str) -> Found | None:
+                return found if id == "m-1" else None
+
+            monkeypatch.setattr(cluster._acting().storage.incoming, "find", find)
+            answer = await got(http, "message", id="m-1")
+            assert answer["message"] is None
+            incoming = answer["incoming"]
+            assert (incoming["type"], incoming["entity"], incoming["method"]) == ("Report", "7", "build")
+            assert incoming["sent_at"] == "2023-11-14T22:13:20Z"
+            assert incoming["key"] == (None if redact else SECRET)
+            assert (await http.get("/api/message", params={"id": "m-2"})).status_code == 404
 
 
 async def test_redacted_nothing_of_the_program_is_shown(tmp_path: Path) -> None:

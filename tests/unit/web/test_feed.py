@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.errors import PersistenceError, ShuttingDown
+from coterie.observe.facts import Incoming
 from coterie.observe.view import PAGES, EntityLine, MessagesPage, OverdueLine, Shard, Shards, View, WorkflowLine
 from coterie.web import feed as feeds
 from coterie.web.application import build
@@ -84,7 +85,10 @@ class Changing(FakeWebView):
             for each in self._some(4)
         )
         late = tuple(OverdueLine(id=str(each), what="T/1.f", shard="default:1", late_s=1.5) for each in self._some(3))
-        messages = MessagesPage(waiting=self.chance.choice([None, 0, 1]), running=0, dead=0, overdue=late, failures=())
+        incoming = tuple(Incoming(id=str(each), what="entity T", waited_s=1.5) for each in self._some(2))
+        messages = MessagesPage(
+            waiting=self.chance.choice([None, 0, 1]), running=0, dead=0, incoming=incoming, overdue=late, failures=()
+        )
         workflows = tuple(
             WorkflowLine(
                 name="order",

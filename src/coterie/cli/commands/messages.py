@@ -24,14 +24,17 @@ from coterie.entities.persisted.edit import require_editable, send_edited
 from coterie.errors import InvalidArgument
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import Seat, ShardId
+from coterie.observe.incoming_call import IncomingCall, find_message
 from coterie.observe.message_filter import QUALIFIERS, STATES, MessageOptions, choose, state_of, walk
-from coterie.storage.contracts.incoming_calls import START
+from coterie.storage.contracts.incoming_calls import COUNTED_MOST, START
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from coterie.entities.persisted.api import MessageInfo
     from coterie.observe.message_filter import ChosenMessages, State
+    from coterie.storage.contracts.incoming_calls import WaitingIncoming
     from coterie.storage.interface import ClusterSnapshot
 
 
@@ -165,6 +168,8 @@ _GLYPHS = {"waiting": "good", "running": "good", "scheduled": "good", "dead": "b
 _HIDDEN = ("payload", "reply", "errors")
 """Not in a list: `show` has them."""
 _LEFT = 22
+_SOURCES_MOST = 20
+"""Types for which calls from SQL that wait are reported."""
 
 
 def warn_of_silent_runners(chosen: ChosenMessages) -> None:
@@ -172,6 +177,18 @@ def warn_of_silent_runners(chosen: ChosenMessages) -> None:
     if chosen.silent:
         names = ", ".join(chosen.silent)
         echo(f"no answer from {names}: messages that run there are shown as waiting", err=True)
+
+
+def warn_of_incoming(waiting: Sequence[WaitingIncoming], chosen: MessageOptions) -> None:
+    """Report what SQL has sent and no runner has taken in: it is no message yet, so the list does not have it."""
+    if chosen.state not in (None, "waiting"):
+        return
+    for each in waiting:
+        if chosen.type in (None, each.type):
+            what, to = ("call", "to entity") if each.kind == "call" else ("start", "of workflow")
+            many = f"{each.rows:,} or more {what}s" if each.rows >= COUNTED_MOST else plural(each.rows, what)
+            text = f"{many} from SQL {to} {each.type} not taken in yet, the oldest for {lasting(each.waited_s)}"
+            echo(f"{text}: coterie messages show {each.id}", err=True)
 
 
 def outlined(message: MessageInfo, chosen: ChosenMessages) -> dict[str, Any]:
@@ -246,6 +263,18 @@ def shown(screen: Screen, message: MessageInfo, view: ClusterSnapshot, *, state:
     return "\n\n".join(parts)
 
 
+def shown_incoming(screen: Screen, call: IncomingCall, *, now: datetime) -> str:
+    """All about what SQL has sent, while no runner has taken it in."""
+    lines = [
+        screen.headed(call.what, f"{screen.glyph('warn')} waits to be taken in"),
+        _pair("key", call.key or "-"),
+        _pair("sent", screen.time(call.sent_at, now)),
+        "",
+        f"it was sent from SQL: a runner whose program has {call.awaited} takes it in within a second",
+    ]
+    return "\n".join(lines)
+
+
 def _held(shard: str, view: ClusterSnapshot) -> str:
     seat = next((each for each in view.seats if each.name == Seat.shard(ShardId.parse(shard))), None)
     names = {each.id: each.name for each in view.runners}
@@ -298,6 +327,7 @@ async def list_some(
     chosen = parse(text, state=state, tag=tag)
     found = await choose(ctx.here, chosen, limit=limit, after=after)
     warn_of_silent_runners(found)
+    warn_of_incoming(await ctx.here.storage.incoming.backlog(most=_SOURCES_MOST), chosen)
     ctx.show([outlined(each, found) for each in found.messages], lambda: table(ctx.screen, found))
     if len(found.messages) == limit:
         which = f' --filter "{chosen}"' if str(chosen) else ""
@@ -314,7 +344,11 @@ async def show(ctx: ClientCommand, id: str) -> None:
     Example:
       coterie messages show 019a8f0e6c5b00001f2e3d4c5b6a7988 --json
     """
-    message = await ctx.cluster.messages.show(id)
+    message = await find_message(ctx.here, id)
+    if isinstance(message, IncomingCall):
+        now = await ctx.here.storage.now()
+        ctx.show({**plain(message), "state": "incoming"}, lambda: shown_incoming(ctx.screen, message, now=now))
+        return
     at_work = await CallsByName(ctx.here).running() if message.status == "pending" else None
     running = {} if at_work is None else at_work.messages
     now, view = await ctx.here.storage.now(), await ctx.here.storage.view()

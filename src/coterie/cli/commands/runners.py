@@ -175,6 +175,13 @@ def _holdings(line: RunnerLine) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "nothing"
 
 
+def _threads(line: RunnerLine) -> str:
+    """`3 of 32 busy, 2 waiting`."""
+    most = "" if line.threads_most is None else f" of {line.threads_most}"
+    waiting = f", {line.threads_waiting} waiting" if line.threads_waiting else ""
+    return f"{line.threads_busy or 0}{most} busy{waiting}"
+
+
 def _shown(ctx: ClientCommand, line: RunnerLine, now: datetime) -> str:
     replied = line.up_s is not None
     clock = "" if line.clock_offset_s is None else f", clock {line.clock_offset_s * 1000:+.1f} ms"
@@ -190,6 +197,8 @@ def _shown(ctx: ClientCommand, line: RunnerLine, now: datetime) -> str:
         ("entities", f"{counted(line.entities)} resident" if replied else ""),
         ("calls", f"{counted(line.calls_s)}/s, p50 {quick(line.p50_s)}, p99 {quick(line.p99_s)}" if replied else ""),
         ("mailboxes", f"{counted(line.waiting)} waiting, {counted(line.running)} running" if replied else ""),
+        ("threads", _threads(line) if replied else ""),
+        *(("stuck", f"{each.what}, cancelled {lasting(each.for_s)} ago") for each in line.stubborn),
         ("loop", f"lag {quick(line.loop_lag_s)}" if replied else ""),
         ("database", f"answers in {quick(line.storage_s)}{clock}" if replied else ""),
         ("lease", "" if line.lease_left_s is None else f"{line.lease_left_s:.1f}s left"),

@@ -77,14 +77,16 @@ def _figures(overview: Overview, screen: Screen) -> str:
     shards = f"{counted(overview.owned_shards)} of {counted(overview.shards)} owned"
     entities = "not all answered" if overview.entities is None else f"{counted(overview.entities)} resident"
     waiting = "not all answered" if overview.waiting is None else counted(overview.waiting)
+    stored = f"waiting {waiting}   dead {counted(overview.dead)}"
+    stored += f"   from SQL {counted(overview.incoming)}" if overview.incoming else ""
     if screen.columns is not None and screen.columns < _WIDE:
         return (
             f"runners      {runners}\nshards       {shards}\nentities     {entities}\n"
-            f"messages     {_traffic(overview)}\n             waiting {waiting}   dead {counted(overview.dead)}"
+            f"messages     {_traffic(overview)}\n             {stored}"
         )
     return (
         f"runners      {runners:<17}  shards   {shards:<19}  entities  {entities}\n"
-        f"messages     {_traffic(overview):<47}  waiting {waiting}   dead {counted(overview.dead)}"
+        f"messages     {_traffic(overview):<47}  {stored}"
     )
 
 

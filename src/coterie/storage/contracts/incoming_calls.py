@@ -28,6 +28,9 @@ INCOMING_KINDS: tuple[IncomingKind, ...] = get_args(IncomingKind)
 START = "(start)"
 """The method of a dead message that was to start a workflow. It is no call, and cannot be run again."""
 
+COUNTED_MOST = 1_000
+"""Up to which rows of one source are counted: who looks at them does not need to know more."""
+
 Source = tuple[IncomingKind, str]
 """What a row is for: its kind, and the type of the entity or the name of the workflow."""
 
@@ -98,6 +101,12 @@ class Found(msgspec.Struct, frozen=True):
     type: str
     same_as: str | None
     """The message that it is the same as; None: it waits."""
+    entity: str
+    """The id of the entity, or of the run."""
+    method: str
+    key: str | None
+    sent_s: float
+    """When it was written, in seconds since 1970."""
 
 
 class WaitingIncoming(msgspec.Struct, frozen=True):
@@ -108,6 +117,8 @@ class WaitingIncoming(msgspec.Struct, frozen=True):
     id: str
     waited_s: float
     """Since it was written, which may be long before it was committed."""
+    rows: int = 1
+    """How many of its source wait, counted up to `COUNTED_MOST`."""
 
 
 class IncomingStore(Protocol):

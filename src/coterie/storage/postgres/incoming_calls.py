@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from coterie.errors import LeadershipLost
 from coterie.kernel.text import storable
 from coterie.storage import statements
-from coterie.storage.contracts.incoming_calls import Found, IncomingRow, Move, WaitingIncoming
+from coterie.storage.contracts.incoming_calls import COUNTED_MOST, Found, IncomingRow, Move, WaitingIncoming
 from coterie.storage.postgres.batch.sends import message_columns
 from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
@@ -66,7 +66,7 @@ class PostgresIncoming(PostgresStore):
 
     async def backlog(self, *, most: int) -> Sequence[WaitingIncoming]:
         """Return the longest waiting row of each source."""
-        return [WaitingIncoming(*row) for row in await self._read("incoming_backlog", most)]
+        return [WaitingIncoming(*row) for row in await self._read("incoming_backlog", most, COUNTED_MOST)]
 
     async def purge(self, *, older_s: float, most: int) -> int:
         """Delete some old rows that are the same as a message. Returns the number."""

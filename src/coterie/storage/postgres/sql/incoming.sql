@@ -149,14 +149,16 @@ from items as i
 
 -- name: find_incoming
 -- A row by its id.
-select kind, type, same_as from coterie.incoming where cluster = $1 and id = $2;
+select kind, type, same_as, entity, method, key, extract(epoch from sent_at)::float8 as sent_s
+from coterie.incoming where cluster = $1 and id = $2;
 
 -- name: cancel_incoming
 -- Delete a row that waits.
 delete from coterie.incoming where cluster = $1 and id = $2 and coalesce(same_as, '') = '' returning id;
 
 -- name: incoming_backlog
--- Read of each kind and type the row that has waited longest. It goes from type to type along the index.
+-- Read of each kind and type the row that has waited longest, and how many wait, counted up to a bound. It goes from type to
+-- type along the index.
 with recursive sources as (
     (
         select kind, type from coterie.incoming
@@ -173,13 +175,19 @@ with recursive sources as (
         limit 1
     ) as next
 )
-select r.kind, r.type, r.id, extract(epoch from clock_timestamp() - r.sent_at)::float8 as waited_s
+select r.kind, r.type, r.id, extract(epoch from clock_timestamp() - r.sent_at)::float8 as waited_s, n.rows
 from (select * from sources limit $2) as s cross join lateral (
     select kind, type, id, sent_at from coterie.incoming
     where cluster = $1 and kind = s.kind and type = s.type and same_as is null
     order by id
     limit 1
-) as r
+) as r cross join lateral (
+    select count(*) as rows from (
+        select from coterie.incoming
+        where cluster = $1 and kind = s.kind and type = s.type and same_as is null
+        limit $3
+    ) as found
+) as n
 order by r.sent_at;
 
 -- name: purge_incoming

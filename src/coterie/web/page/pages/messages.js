@@ -28,6 +28,7 @@ function view({ params }) {
     params.id !== undefined && detail(params),
     tiles(seen),
     seen.failures.length > 0 && section("Dead, by failure", { class: "wide" }, groups(seen)),
+    seen.incoming.length > 0 && section("From SQL, not taken in yet", { class: "wide" }, incoming(seen)),
     seen.overdue.size > 0 && section("Overdue", { class: "wide" }, overdue(seen)),
     section("Messages", { class: "wide" },
       filterField("filter", filter, (value) => retype(params, value), { placeholder: "type:Account state:dead error:Timeout key:order-7", help: "qualifiers: type id method state error key tag older" }),
@@ -87,6 +88,19 @@ function overdue(seen) {
   });
 }
 
+function incoming(seen) {
+  return table({
+    label: "calls from SQL that no runner has taken in, by type",
+    rows: seen.incoming,
+    key: (row) => row.what,
+    columns: [
+      { title: "To", cell: (row) => h("a", { class: "primary", href: link("messages", { id: row.id }) }, name(row.what, 80)) },
+      { title: "Count", class: "number", cell: (row) => `${count(row.rows)}×` },
+      { title: "Oldest waits for", class: "number", cell: (row) => state("warn", duration(row.waited_s)) },
+    ],
+  });
+}
+
 function list(params, filter) {
   const { given, problem } = parseFilter(filter);
   if (problem) return h("p", { class: "failed" }, state("warn", problem));
@@ -142,7 +156,17 @@ let edited = { id: null, problem: "" };
 function detail(params) {
   const resource = use(address("message", { id: params.id }), String(Math.floor(now() / 3_000)));
   const back = h("a", { href: link("messages", { ...params, id: "" }) }, "close");
-  return section(`Message ${params.id.slice(0, 40)}`, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the message", ({ message }) => shown(params, message)));
+  return section(`Message ${params.id.slice(0, 40)}`, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the message", ({ message, incoming }) => (incoming ? coming(incoming) : shown(params, message))));
+}
+
+/** What SQL has sent, while no runner has taken it in. */
+function coming(call) {
+  const workflow = call.kind === "workflow";
+  return [
+    h("p", null, workflow ? "workflow " : "", name(`${call.type}/${call.entity}`), call.method && `.${call.method}`, " ", state("warn", "waits to be taken in")),
+    terms([["key", call.key && name(call.key)], ["sent", time(call.sent_at)]]),
+    h("p", { class: "dim" }, `It was sent from SQL. A runner whose program has ${workflow ? "workflow" : "entity"} `, name(call.type), " takes it in within a second."),
+  ];
 }
 
 /** `order=7, tenant=acme`; null without tags. */

@@ -59,12 +59,20 @@ function known(row, text) {
   return row.state === "no answer" ? h("span", { class: "dim" }, "no answer") : text;
 }
 
+/** How many plain functions run in threads, and wait for one. */
+function threads(row) {
+  const most = row.threads_most === null ? "" : ` of ${count(row.threads_most)}`;
+  return `${count(row.threads_busy)}${most} busy${row.threads_waiting ? `, ${count(row.threads_waiting)} waiting` : ""}`;
+}
+
 function detail(row) {
   const said = row.state === "no answer" ? [] : [
     ["version", row.version],
     ["entities", count(row.entities)],
     ["waiting", count(row.waiting)],
     ["running", count(row.running)],
+    ["threads", threads(row)],
+    ["stuck in threads", row.stubborn.length > 0 && h("ul", null, row.stubborn.map((each, index) => h("li", { key: index }, state("bad", "cancelled "), duration(each.for_s), " ago: ", name(each.what, 80))))],
     ["calls", `${rate(row.calls_s)}, p50 ${duration(row.p50_s)}, p99 ${duration(row.p99_s)}`],
     ["cpu", percent(row.cpu)],
     ["memory", bytes(row.memory_bytes)],
