@@ -74,6 +74,8 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Breaker, Discard, Retry, Snooze
     from coterie.kv.store import KeyValueStore
     from coterie.observe.health import Health, Reason
+    from coterie.schedules.api import ScheduleInfo, Schedules
+    from coterie.schedules.verdict import ScheduleOutcome
     from coterie.settings import Encrypted, Settings
     from coterie.singletons.api import SavedState, SingletonInfo, Singletons
     from coterie.singletons.heartbeat import ExecutionMeta
@@ -139,6 +141,9 @@ __all__ = [
     "RunnerUnavailable",
     "SavedState",
     "ScheduleError",
+    "ScheduleInfo",
+    "ScheduleOutcome",
+    "Schedules",
     "SchemaDecodeFailed",
     "SendTimeout",
     "Settings",
@@ -198,6 +203,8 @@ _MODULES = {
     "kv.store": ("KeyValueStore",),
     "observe.health": ("Health", "Reason"),
     "settings": ("Encrypted", "Settings"),
+    "schedules.api": ("ScheduleInfo", "Schedules"),
+    "schedules.verdict": ("ScheduleOutcome",),
     "singletons.api": ("SavedState", "SingletonInfo", "Singletons"),
     "singletons.heartbeat": ("ExecutionMeta",),
     "singletons.leader": ("Leader",),

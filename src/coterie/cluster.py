@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from coterie.kernel.ids import MessageId
     from coterie.main import RunReporter
     from coterie.observe.health import Health
+    from coterie.schedules.api import Schedules
     from coterie.settings import Encrypted
     from coterie.storage.contracts.units import UnitStartResult
     from coterie.web.server import HttpServer
@@ -116,6 +117,13 @@ class Cluster(Definitions):
         from coterie.cron.api import Crons
 
         return Crons(self._acting, lambda: self._program.crons.known, writing=self._writing)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        """Schedules that are made at run time: put, list, pause, resume, preview and remove them."""
+        from coterie.schedules.api import Schedules
+
+        return Schedules(self._acting, self._program.entities, writing=self._writing)
 
     @cached_property
     def workflows(self) -> Workflows:

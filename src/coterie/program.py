@@ -9,6 +9,7 @@ from coterie.client import Client, ClientParts, system_parts
 from coterie.entities.registry import EntityRegistry
 from coterie.kernel.service import State
 from coterie.runner import Runner, Workplace, no_occupants
+from coterie.schedules.registry import ScheduleRegistry
 from coterie.singletons.registry import SingletonRegistry
 from coterie.storage.engines import is_shared
 from coterie.work.middleware import Middleware
@@ -104,6 +105,8 @@ class Program:
         # A caller with occupants of its own gets the shards for them, unless there are entities to occupy the shards.
         workplaces: list[Workplace] = [self.entities] if occupy is no_occupants or self.entities.types else []
         workplaces += [registry for registry in self._registries.values() if registry.known]
+        if workplaces and workplaces[0] is self.entities:
+            workplaces.append(ScheduleRegistry(self._cluster))
         if occupy is no_occupants and is_shared(settings):
             workplaces.append(self._incoming(settings))
         made = Runner(

@@ -21,12 +21,19 @@ KV = next(table for table in TABLES if table.name == "kv")
 
 NAMES = {
     "act", "address", "branch", "cluster", "credentials", "definition", "entity", "entity_id", "entity_type",
-    "fingerprint", "group", "groups", "holder", "host_id", "id", "job", "key", "kind", "knows", "leader", "message",
-    "method", "name", "origin", "outcome", "parent", "part", "phase", "process", "ran_by", "runner", "same_as", "seat",
-    "status", "task", "trace_id", "type", "unit", "version", "waited_as", "what", "who",
+    "fingerprint", "group", "groups", "holder", "host_id", "id", "job", "key", "kind", "knows", "last_id", "leader",
+    "message", "method", "name", "origin", "outcome", "parent", "part", "phase", "process", "ran_by", "runner",
+    "same_as", "seat", "status", "target", "task", "trace_id", "type", "unit", "version", "waited_as", "what", "who",
 }  # fmt: skip
 """Columns of texts that coterie, a program's text or its operator names something with: they are not encrypted."""
-OURS = {"agreements.value", "audit.note", "ticks.reason", "migrations.applied_at", "secrets.value"}
+OURS = {
+    "agreements.value",
+    "audit.note",
+    "ticks.reason",
+    "migrations.applied_at",
+    "schedules.outcomes",
+    "secrets.value",
+}
 """What coterie writes itself."""
 OF_SQL = {"incoming.args"}
 """What SQL has written, which has no keys; it is encrypted when it is moved."""

@@ -23,10 +23,13 @@ from coterie.storage.contracts.activity import Act
 from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.jobs import JobClaim, JobFilter, JobInsert, JobProgress
 from coterie.storage.contracts.messages import MessageFilter, Setback
+from coterie.storage.contracts.schedules import SCHEDULE as PREFIX
+from coterie.storage.contracts.schedules import schedule_key
 from coterie.storage.contracts.ticks import CronTakeover, TickClaim, Verdict
 from coterie.storage.interface import Claim, KvPut, Registration, SeatDeclaration, StateSave
 from tests.contract.jobs import job
 from tests.contract.messages import S1, S2, A, B, id_of, message
+from tests.contract.schedules import row as schedule
 from tests.contract.ticks import CRON_A, CRON_B, FINGERPRINT, SCHEDULE, at
 from tests.contract.units import new_start, step_write, unit_key
 
@@ -59,6 +62,7 @@ TABLES = {
     "machines": ("holder", B),
     "activity": ("what", "one"),
     "incoming": ("id", "w1"),
+    "schedules": ("key", schedule_key("one")),
 }
 """Of each table the column and the value by which the row is found that is made unreadable; another is beside it."""
 INCOMING = (
@@ -227,6 +231,9 @@ class Cluster:
         incoming = await storage.incoming.take({("call", "Account"): ""}, most=10, most_bytes=1_000)
         found |= {f"incoming {row.id}" for row in incoming}
         await storage.incoming.backlog(most=10)
+        due_schedules = await storage.schedules.due([S1], most=10)
+        found |= {f"schedule {row.key}" for row in due_schedules.rows}
+        found |= {f"scheduled {row.key}" for row in await storage.schedules.list(PREFIX, most=10)}
         await storage.inspection.states(after="", most=10)
         await storage.inspection.endings(after="", most=10)
         await storage.machines.lease(A, ttl_s=60, until_ms=1)
@@ -301,6 +308,7 @@ async def cluster(storage: Storage, hand: TableWriter) -> AsyncIterator[Cluster]
             await storage.executions.stamp(Stamp(singleton, 1))
             await storage.states.save(StateSave(singleton, name, b"1", 0, None, 3))
             await storage.kv.put(KvPut(name, b"1", 1))
+            await storage.schedules.swap(schedule(name), None)
             await storage.activity.add(Act(who="token", origin="cli", act="retry", what=name, result="done"))
         await storage.machines.lease(A, ttl_s=60, until_ms=1)
         await storage.machines.lease(B, ttl_s=60, until_ms=1)

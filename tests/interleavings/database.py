@@ -31,6 +31,7 @@ SQL: Mapping[str, str] = {
     **statements.load(PACKAGE, "ticks.sql"),
     **statements.load(PACKAGE, "units.sql"),
     **statements.load(PACKAGE, "incoming.sql"),
+    **statements.load(PACKAGE, "schedules.sql"),
     **{
         f"{part}_{name}": sql
         for part in ("kv", "machines", "secrets")
@@ -78,6 +79,9 @@ _TABLES = {
     "steps": "select * from coterie.steps order by unit, branch, position",
     "deferreds": "select * from coterie.deferreds order by unit, name",
     "incoming": "select id, same_as from coterie.incoming order by id",
+    "schedules": (
+        "select key, seat, life, stamp, next_at, last_id, paused_at, outcomes from coterie.schedules order by key"
+    ),
     "machines": "select id, holder, expires_at > now() as leased, until_ms from coterie.machines order by id",
     "secrets": "select value from coterie.secrets",
     "generations": "select generation from coterie.generations",
@@ -88,7 +92,7 @@ _EMPTIED = (
     *("messages", "jobs", "job_tags", "job_progress", "queues"),
     *("seats", "states", "state_history", "executions", "kv", "leases", "runners"),
     *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
-    *("units", "steps", "deferreds", "machines", "secrets", "incoming"),
+    *("units", "steps", "deferreds", "machines", "secrets", "incoming", "schedules"),
 )
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)

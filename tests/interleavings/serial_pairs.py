@@ -19,7 +19,15 @@ from coterie.storage.contracts.executions import Stamp
 from coterie.storage.contracts.messages import Insert
 from coterie.storage.interface import Claim, KvPut, KvRemove, KvSwap, StateSave
 from coterie.storage.postgres.batch import messages, plan, single
-from tests.interleavings import incoming_rows, job_parts, stored_jobs, stored_messages, stored_ticks, stored_units
+from tests.interleavings import (
+    incoming_rows,
+    job_parts,
+    stored_jobs,
+    stored_messages,
+    stored_schedules,
+    stored_ticks,
+    stored_units,
+)
 from tests.interleavings.database import CLUSTER, THERE, defined, given
 from tests.interleavings.late_definitions import learning
 from tests.interleavings.stored_jobs import job
@@ -165,6 +173,7 @@ def serial_pairs(s: Steps) -> dict[str, Pair]:
         *_crons(s),
         *_units(s),
         *_incoming(s),
+        *_schedules(s),
         *_seats(s),
         *_others(s),
     ]
@@ -431,7 +440,8 @@ def _incoming(s: Steps) -> list[Group]:
         "cancel": one_statement(s, "cancel_incoming", "w1"),
         "purge": one_statement(s, "purge_incoming", 60.0, 10),
     }
-    moves = {name: rows[name] for name in ("move", "move dead")}
+    fire = {"fire": stored_schedules.firing(s)}
+    moves = {name: rows[name] for name in ("move", "move dead")} | fire
     keys = {
         "insert": one_statement(
             s,
@@ -478,10 +488,10 @@ def _incoming(s: Steps) -> list[Group]:
         "purge units": one_statement(s, "purge_units", 60.0, 10),
     }
     steps = {"steps": u._steps(s).steps, "lone step": u._lone(s).steps}  # nobody has steps of a run that is not there
-    waits = i.rows("w1")
+    waits = i.rows("w1") + stored_schedules.rows()
     same = i.rows("w1", same_as="m1")
     return [
-        Group("incoming row", message_rows() + waits, rows),
+        Group("incoming row", message_rows() + waits, rows | fire),
         Group("incoming row that is the same", message_rows("m1", key="x") + same, rows),
         Group("incoming row and a free key", message_rows("m1") + waits, moves, keys),
         Group("incoming row and its key", message_rows("m1", key="x") + waits, moves, keys),
@@ -489,6 +499,32 @@ def _incoming(s: Steps) -> list[Group]:
         Group("incoming run", u.rows(waits), runs, units),
         Group("incoming run that is there", u.rows(u.unit(), u.deferred(), waits), runs, units | steps),
         Group("incoming run that is over", u.rows(u.OLD, waits), runs, units | steps),
+    ]
+
+
+# Schedules and timers
+
+
+def _schedules(s: Steps) -> list[Group]:
+    c, m = stored_schedules, stored_messages
+    parts = {
+        "fire": c.firing(s),
+        "fire for the last time": c.firing(s, is_over=True),
+        "fire when m1 is over": c.firing(s, asks="m1"),
+        "add": c.adding(s),
+        "swap": c.swapping(s),
+        "pause": one_statement(s, "pause_schedule", c.KEY),
+        "remove": one_statement(s, "remove_schedule", c.KEY),
+        "purge": one_statement(s, "purge_schedules", 60.0, 10),
+        "set": folded(s, c.SET),
+        "set anew": folded(s, c.SET_ANEW),
+        "set with a job": folded(s, msgspec.structs.replace(c.SET, jobs=(stored_jobs.new_job("j9"),))),
+        "cancel": folded(s, c.CANCELLED),
+    }
+    return [
+        Group("schedule", m.rows("m1") + c.rows(), parts),
+        Group("no schedule", m.rows("m1"), parts),
+        Group("schedule that is over", m.rows("m1") + c.rows(next_at="null"), parts),
     ]
 
 
@@ -544,6 +580,7 @@ def _seats(s: Steps) -> list[Group]:
         "suspend": stored_units._suspend(s).steps,
         "move incoming": incoming_rows.moving(s, incoming_rows.call()),
         "start incoming": incoming_rows.starting(s, incoming_rows.start("w2")),
+        "fire": stored_schedules.firing(s),
     }
     people = {
         "renew": (*atomic(s.renew("a")),),
@@ -557,6 +594,7 @@ def _seats(s: Steps) -> list[Group]:
         "register": s.registering("d", "v3"),
     }
     incoming = incoming_rows.rows("w1") + incoming_rows.rows("w2", kind="workflow")
+    incoming += stored_schedules.rows()
     jobs = job_parts.READY_JOB + job_parts.claimed_job("j2")
     rows = begin + ";" + message + unit + incoming + stored_ticks.KNOWN + stored_ticks.tick() + jobs
     return [

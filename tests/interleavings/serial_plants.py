@@ -52,6 +52,32 @@ SERIAL_PLANTS = (
         swapped(("move_incoming",), ("    else coterie.overtaken()", "    else 'left'")),
     ),
     Plant(
+        "the stamp of a schedule not compared",
+        "C9",
+        "schedule: fire x swap",
+        _SAYS,
+        swapped(
+            ("fire_schedules",),
+            (" or r.stamp <> i.stamp", ""),
+            (" and r.life = j.life and r.stamp = j.stamp", ""),
+            ("where r.ctid = j.place", "where r.cluster = $1 and r.key = j.key"),
+        ),
+    ),
+    Plant(
+        "a schedule that was overtaken taken for fired",
+        "C9",
+        "schedule: fire x pause",
+        _SAYS,
+        swapped(("fire_schedules",), ("    else coterie.overtaken()", "    else 'written'")),
+    ),
+    Plant(
+        "a pause of a schedule that is gone",
+        "C9",
+        "schedule: fire for the last time x pause",
+        _SAYS,
+        swapped(("pause_schedule",), (" for no key update", "")),
+    ),
+    Plant(
         "a pause that ends twice",
         "C7",
         "paused cron: resume x resume",

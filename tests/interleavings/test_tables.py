@@ -25,6 +25,7 @@ LOADED = {
     "ticks",
     "units",
     "incoming",
+    "schedules",
     "kv",
     "machines",
     "secrets",

@@ -53,6 +53,7 @@ PROCEDURES = {
     "a leader introduces itself, loads its state, saves it": ("begin to lead", "load", "StateSave", "Stamp"),
     "a unit of a leader begins, is stepped and ends": ("open", "StepWrite of a singleton", "UnitEnd of a singleton"),
     "a message fails, then is done, and what it sends": ("Setback", "Commit"),
+    "a timer is set, fires, and its message runs": ("Commit", "fire schedules"),
     "a workflow fails, then its children end": ("UnitEnd of a shard", "look after children"),
     "a workflow is stepped, starts a child, is suspended, ends": (
         "StepWrite of a shard",
@@ -93,6 +94,7 @@ NOT_RUN = {
         "remove_key": "one commit of that command",
     },
     "queues": {"store": _NO_JOBS, "spend": _NO_JOBS},
+    "schedules": dict.fromkeys(("pause", "swap"), _OPERATED) | {"purge": _PRUNED},
     "schema": {"record": "a migration, in one transaction"},
     "secrets": {"draw": "one commit, at the first start"},
     "states": {"delete": "by forget(), in the commit of its message", "update_all": _OTHERWISE},
@@ -141,6 +143,8 @@ class Account:
     """What an entity keeps."""
 
     total: int = 0
+    told: list[str] = field(default_factory=list)
+    """The deposits of which a timer has told."""
 
 
 @dataclass
@@ -184,11 +188,20 @@ def new_program(ledger: Ledger) -> tuple[Cluster, Any, Any]:
             self.state.total += 1
             if to:
                 await cluster.send(cluster.ref(Teller, to).deposit(number, ""))
+                self.timer(f"tell {number}", self.me.tell(number), after="1s")
             return self.state.total
+
+        @rpc(persisted=True)
+        async def tell(self, number: str) -> None:
+            self.state.told.append(number)
 
         @rpc
         async def total(self) -> int:
             return self.state.total
+
+        @rpc
+        async def told(self) -> list[str]:
+            return self.state.told
 
     @cluster.workflow
     async def leaf(workflow: Workflow, run: str) -> str:
@@ -317,6 +330,8 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
             await sim.start(3)
             await sim.advance(1)
             sim.runners[2].kill()
+            put = partial(cluster.schedules.put, "bell", "@every 5s")
+            await _insist(lambda: put(cluster.ref(teller, "c").tell("bell")))
             handles = [await cluster.start_workflow(trunk, run, id=run) for run in ("1", "2")]
             failing = await cluster.start_workflow(broken, "3", id="3")
             for number in range(DEPOSITS):
@@ -332,6 +347,7 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
             ends = [await _end(failing), await _end(cluster.workflow_handle(twig, "3"))]
             await sim.advance(10)
             totals = [await _insist(cluster.ref(teller, who).total) for who in ("a", "b")]  # it may load the state
+            told, rung = [await _insist(cluster.ref(teller, who).told) for who in ("a", "c")]
             ticks = await cluster.crons.history("bell")
     assert at is None or at_most or killer.killed, f"nothing was killed at {at}: {sorted(set(ledger.labels))}"
     assert ledger.again == [], "a step that was stored ran again"
@@ -341,6 +357,8 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
     assert "undo 3" in ledger.ran
     assert len(ledger.ids) == len(set(ledger.ids))
     assert totals == [DEPOSITS, DEPOSITS]
+    assert sorted(told) == [str(number) for number in range(DEPOSITS)]
+    assert len(rung) > 3
     assert {tick.outcome for tick in ticks if tick.outcome} == {"ran"}
     return ledger
 

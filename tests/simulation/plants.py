@@ -19,6 +19,7 @@ from tests.simulation import (
     planted_flows,
     planted_leaders,
     planted_messages,
+    planted_schedules,
     planted_seats,
     planted_tasks,
 )
@@ -115,7 +116,10 @@ PLANTS = (
     Plant("deadline forgotten while waiting", _deadline_forgotten_while_nobody_is_found, calls.main, ("F8",)),
     *(
         Plant(*planted)
-        for room in (planted_seats, planted_messages, planted_leaders, planted_crons, planted_flows, planted_tasks)
+        for room in (
+            *(planted_seats, planted_messages, planted_leaders, planted_crons, planted_flows, planted_schedules),
+            planted_tasks,
+        )
         for planted in room.PLANTED
     ),
 )

@@ -25,6 +25,7 @@ DAILY = [
     ("suspend", 1),
     ("load", 1),
     ("Setback", 1),
+    ("fire schedules", 1),
     ("extend machine id", 1),
     ("look after children", 1),
 ]

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.kernel.random import Random
 from coterie.storage.postgres.connector import ConnectionLimits, Connector
-from coterie.storage.postgres.schema import PostgresSchema
+from coterie.storage.postgres.server.schema import PostgresSchema
 from coterie.testing.postgres import Server, run_aside
 
 if TYPE_CHECKING:

@@ -36,6 +36,15 @@ class Account(Entity[Balance]):
     async def watch(self) -> AsyncIterator[int]:
         yield 1
 
+    @rpc(persisted=True)
+    async def expire(self, after_s: float) -> None:
+        text: str = self.me  # type: ignore[assignment] # a reference to itself
+        del text
+        self.timer("expire", self.me.expire("soon"), after="10m")  # type: ignore[arg-type] # text for a number
+        self.timer("expire", self.me.expire, after="10m")  # type: ignore[arg-type] # not called
+        self.timer("expire", self.me.expyre(), after="10m")  # type: ignore[attr-defined] # misspelt
+        self.timer("expire", self.me.expire(1.0), befor="10m")  # type: ignore[call-arg] # misspelt
+
     @rpc
     def plain(self, cents: int) -> int:
         return cents
@@ -88,6 +97,12 @@ async def by_cluster(account: Account) -> None:
     await cluster.broadcast(Account.charge)  # type: ignore[call-arg] # arguments too few
     cluster.is_local(5)  # type: ignore[arg-type] # no reference
     print(bare, text)
+
+
+async def scheduled(account: Account) -> None:
+    await cluster.schedules.put("x", "@daily", account.expire)  # type: ignore[arg-type] # not called
+    await cluster.schedules.put("x", 5, account.expire(1.0))  # type: ignore[arg-type] # no schedule
+    await cluster.schedules.put("x", "@daily", account.expire(1.0), overlap="never")  # type: ignore[arg-type] # no such
 
 
 async def stored(account: Account) -> str:

@@ -22,6 +22,8 @@ from coterie import (
     Leader,
     Retry,
     SavedState,
+    ScheduleInfo,
+    ScheduleOutcome,
     SingletonInfo,
     SyncCluster,
     SyncKeyValueStore,
@@ -71,6 +73,14 @@ class Account(Entity[Balance]):
         assert_type(connection, bytes)
         assert_type(await self.balance(), int)
         return 0
+
+    @rpc(persisted=True)
+    async def expire(self, after_s: float = 0.0) -> None:
+        me: Account = self.me
+        await me.expire()
+        self.timer("expire", self.me.expire(5.0), after="10m")
+        self.timer("again", self.me.expire(), every=60)
+        self.cancel_timer("expire")
 
     @rpc(persisted=True, key=("a", "b"))
     async def pair(self, a: int, b: int) -> tuple[int, int]:
@@ -400,6 +410,19 @@ async def calendar(tick: Tick) -> None:
     assert_type(await cluster.crons.pause("nightly"), bool)
     assert_type(await cluster.crons.resume("nightly"), bool)
     assert_type(await cluster.crons.history("nightly", limit=5, before=ended.scheduled_at), Sequence[TickInfo])
+
+
+async def scheduled(account: Account) -> None:
+    put = await cluster.schedules.put("x", "0 3 * * *", account.expire(), timezone="Europe/Zurich", overlap="skip")
+    assert_type(put, ScheduleInfo)
+    await cluster.schedules.put("y", datetime.now(UTC), account.expire(), catch_up="all", skip_if_older_than=None)
+    assert_type(await cluster.schedules.list("x"), Sequence[ScheduleInfo])
+    assert_type(await cluster.schedules.preview("x", count=3), Sequence[Upcoming])
+    assert_type(await cluster.schedules.history("x"), Sequence[ScheduleOutcome])
+    assert_type(await cluster.schedules.backfill("x", put.since, datetime.now(UTC)), Sequence[MessageId])
+    assert_type(await cluster.schedules.pause("x"), bool)
+    assert_type(await cluster.schedules.resume("x"), bool)
+    assert_type(await cluster.schedules.remove("x", cancel=True), bool)
 
 
 async def together(account: Account) -> None:

@@ -37,6 +37,7 @@ class Store:
         self.units = SimpleNamespace(purge=self._units)
         self.activity = SimpleNamespace(purge=lambda **given: self._delete("activity", given))
         self.incoming = SimpleNamespace(purge=lambda **given: self._delete("incoming", given))
+        self.schedules = SimpleNamespace(purge=lambda **given: self._delete("schedules", given))
         self.messages = SimpleNamespace(purge=lambda **given: self._by_id("messages", given))
         self.jobs = SimpleNamespace(purge=lambda **given: self._by_id("jobs", given))
 
@@ -64,7 +65,8 @@ def pruner(store: Any, tables: Sequence[Any] = TABLES) -> Pruner:
 
 
 async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() -> None:
-    store = Store(kv=2, states=700, ticks=500, units=12_001, activity=3, incoming=4, messages=1_700, jobs=600)
+    due = {"kv": 2, "states": 700, "ticks": 500, "units": 12_001, "activity": 3, "incoming": 4, "schedules": 5}
+    store = Store(**due, messages=1_700, jobs=600)
     counts = await pruner(store).prune()
     assert counts == {
         "kv": 2,
@@ -73,11 +75,12 @@ async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() 
         "units": 12_001,
         "activity": 3,
         "incoming": 4,
+        "schedules": 5,
         "messages": 850,
         "jobs": 300,
     }
     assert +store.due == Counter()
-    assert [table for table, _ in store.asked][:11] == [*TABLES, "states", "ticks", "units"], (
+    assert [table for table, _ in store.asked][:12] == [*TABLES, "states", "ticks", "units"], (
         "no table waits for another"
     )
     assert {given["most"] for _, given in store.asked} == {500}, "each statement is bounded"

@@ -24,6 +24,7 @@ SUPERVISED = {
     "watch certificates": "transport/tcp.py::TcpWire.listen",
     "commit groups": "storage/group_commit.py::GroupWriter._start",
     "end with trust": "ownership/membership.py::Membership._start",
+    "fire schedules": "schedules/registry.py::HeldSchedules._begin",
     "feed the page": "web/cluster_view.py::ClusterView.supervise_feed",
     "hand over": "ownership/membership.py::Membership._compare",
     "hold cron": "cron/seat.py::CronSeat.__init__",

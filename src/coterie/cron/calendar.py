@@ -160,19 +160,23 @@ _INSTANT = timedelta(microseconds=1)
 
 
 class Steady:
-    """Fixed intervals, whatever clocks show: the multiples of an interval since 1970, so that nothing is stored."""
+    """Fixed intervals, whatever clocks show: the multiples of an interval since an anchor.
 
-    def __init__(self, every: timedelta) -> None:
+    Without one since 1970, so that nothing is stored.
+    """
+
+    def __init__(self, every: timedelta, anchor: datetime | None = None) -> None:
         self._every = every
+        self._anchor = anchor or _EPOCH
 
     def first(self, at: datetime) -> datetime:
-        return _EPOCH + -((_EPOCH - at) // self._every) * self._every
+        return self._anchor + -((self._anchor - at) // self._every) * self._every
 
     def last(self, at: datetime) -> datetime:
-        return _EPOCH + (at - _EPOCH) // self._every * self._every
+        return self._anchor + (at - self._anchor) // self._every * self._every
 
     def count(self, start: datetime, end: datetime) -> int:
-        return max((_EPOCH - start) // self._every - (_EPOCH - end) // self._every, 0)
+        return max((self._anchor - start) // self._every - (self._anchor - end) // self._every, 0)
 
 
 class Flowing:

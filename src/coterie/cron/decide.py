@@ -28,12 +28,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from itertools import chain, pairwise, takewhile
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from coterie.cron.schedule import Schedule
     from coterie.kernel.retry import Breaker
 
 CatchUp: TypeAlias = Literal["latest", "all", "none"]
@@ -45,6 +44,22 @@ CUT_OFF = "cut off and too old"
 
 _INSTANT = timedelta(microseconds=1)
 _NOTHING = timedelta()
+
+
+class Ticks(Protocol):
+    """A set of instants: a `Schedule`, or a part of one."""
+
+    def next_after(self, at: datetime) -> datetime:
+        """The first tick after an instant."""
+        ...
+
+    def previous(self, at: datetime) -> datetime:
+        """The last tick before an instant."""
+        ...
+
+    def count(self, start: datetime, end: datetime) -> int:
+        """The number of ticks from start to before end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +148,7 @@ class Decision:
     decide_at: datetime
 
 
-def decide(schedule: Schedule, policy: TickPolicy, known: CronProgress, now: datetime) -> Decision:
+def decide(schedule: Ticks, policy: TickPolicy, known: CronProgress, now: datetime) -> Decision:
     """What happens to the ticks after the last one, up to `now` by the database's clock."""
     spans = list(takewhile(lambda span: span.fate != "pausing", _spans(policy, known, now)))
     kept = _kept(schedule, policy, [span for span in spans if span.fate in ("missed", "held")])
@@ -243,7 +258,7 @@ def _is_tripped(policy: TickPolicy, known: CronProgress) -> bool:
     return policy.breaker is not None and known.failed_at is not None and known.failures >= policy.breaker.failures
 
 
-def _kept(schedule: Schedule, policy: TickPolicy, spans: Sequence[_Span]) -> list[datetime]:
+def _kept(schedule: Ticks, policy: TickPolicy, spans: Sequence[_Span]) -> list[datetime]:
     """The ticks that run, the newest first."""
     each_held = policy.from_previous or policy.catch_up == "all"
     kept: list[datetime] = []
@@ -257,7 +272,7 @@ def _kept(schedule: Schedule, policy: TickPolicy, spans: Sequence[_Span]) -> lis
     return kept
 
 
-def _judged(schedule: Schedule, span: _Span, kept: Iterable[datetime]) -> Iterator[RunTick | SkipTicks]:
+def _judged(schedule: Ticks, span: _Span, kept: Iterable[datetime]) -> Iterator[RunTick | SkipTicks]:
     """The verdicts of one span. Those of its ticks that run are its newest."""
     runs = [tick for tick in kept if span.start <= tick < span.end][::-1]
     end = runs[0] if runs else span.end

@@ -44,22 +44,25 @@ class Schedule:
         expression: Five fields, or six with seconds first; `@hourly`, `@daily` …, `@every 90s`.
         timezone: A name of the tz database.
         cron: The name of the cron, for errors.
+        anchor: The instant from which intervals are counted. Default: 1970.
 
     Raises:
         ScheduleError: It cannot be parsed, its zone does not exist, or no such day ever comes.
     """
 
-    def __init__(self, expression: str, *, timezone: str = "UTC", cron: str = "") -> None:
+    def __init__(
+        self, expression: str, *, timezone: str = "UTC", cron: str = "", anchor: datetime | None = None
+    ) -> None:
         text = Expression(expression, cron)
         read = text.read()
         self.expression = " ".join(expression.split())
         self._zone = read_zone(timezone, expression=self.expression, cron=cron)
         self._read = read
-        self._instants = self._interpret(text, read)
+        self._instants = self._interpret(text, read, anchor)
 
-    def _interpret(self, text: Expression, read: Fields | timedelta) -> Instants:
+    def _interpret(self, text: Expression, read: Fields | timedelta, anchor: datetime | None) -> Instants:
         if isinstance(read, timedelta):
-            return Steady(read)
+            return Steady(read, anchor)
         calendar = Calendar(read)
         if not calendar.is_possible():
             text.refuse_days("no such day ever comes")

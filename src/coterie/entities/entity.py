@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, get_args, get_origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     from coterie.cluster import Cluster
+    from coterie.kernel.durations import Duration
     from coterie.work.transaction import Transaction
 
     S = TypeVarWithDefault("S", default=None)
@@ -30,6 +31,8 @@ class Activation(Protocol):
     def keep_alive(self, *, on: bool) -> None: ...
     async def resource(self, name: str, factory: Callable[[], AbstractAsyncContextManager[R]]) -> R: ...
     def transaction(self) -> AbstractAsyncContextManager[Transaction]: ...
+    def timer(self, name: str, call: object, *, after: Duration | None, every: Duration | None) -> None: ...
+    def cancel_timer(self, name: str) -> None: ...
     def forget(self) -> None: ...
 
 
@@ -101,6 +104,50 @@ class Entity(Generic[S]):
                 writers of the file from its first write on.
         """
         return self._activation.transaction()
+
+    @property
+    def me(self) -> Self:
+        """A reference to this entity, for timers and to pass on, typed as the entity."""
+        return self.cluster.ref(type(self), self.id)
+
+    def timer(
+        self, name: str, call: Awaitable[Any], *, after: Duration | None = None, every: Duration | None = None
+    ) -> None:
+        """Have a call sent later, once or again and again. Set with the commit of the running rpc, under its fence.
+
+        There is one timer of each name for an entity: it is replaced by setting it again. It is durable: it outlives
+        the activation, and moves with the entity.
+
+        Example:
+            ```python
+            @rpc(persisted=True)
+            async def reserve(self, seat: str) -> None:
+                self.state.seat = seat
+                self.timer("expire", self.me.expire(), after="10m")
+            ```
+
+        Args:
+            name: Its name, without slashes.
+            call: What a method of a reference returned, usually of `self.me`; of a persisted rpc without a key.
+            after: How long from now it is due, once.
+            every: How often it is due, from now on; whole seconds. An instant is skipped while the last message is not
+                over, and of instants that were missed the last one counts.
+
+        Promise:
+            An rpc that raises, or whose shard is lost, leaves its timers as they were.
+
+        Not promised:
+            That a message that the timer has sent already does not run, once it is cancelled or replaced: look at the
+            state there.
+
+        Raises:
+            TypeError: Neither or both of `after` and `every`; or the call is none of a persisted rpc without a key.
+        """
+        self._activation.timer(name, call, after=after, every=every)
+
+    def cancel_timer(self, name: str) -> None:
+        """Cancel a timer with the commit of the running rpc. Nothing happens if there is none."""
+        self._activation.cancel_timer(name)
 
     async def forget(self) -> None:
         """Delete this entity's state in the commit of the reply, and discard the instance."""

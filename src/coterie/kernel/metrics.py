@@ -276,6 +276,12 @@ INCOMING = _counter(
     "outcome",
 )
 
+# Schedules and timers
+
+SCHEDULED = _counter(
+    "coterie_scheduled_total", "Instants of schedules and timers that this runner has sent or skipped", "outcome"
+)
+
 # Workflows
 
 WORKFLOWS = _counter(
@@ -336,6 +342,7 @@ _KNOWN: list[tuple[Meter, Sequence[tuple[str, ...]]]] = [
     (EVICTIONS, [("lease",), ("process",), ("stall",)]),
     (RENEWALS, [("ok",), ("failed",)]),
     (STEPS, [("ok",), ("failed",)]),
+    (SCHEDULED, [("sent",), ("skipped",)]),
     (INCOMING, [("sent",), ("started",), ("same",), ("dead",)]),
     *((each, [("shard",), ("singleton",), ("cron",), ("incoming",)]) for each in (SEATS_ACQUIRED, TAKEOVERS)),
 ]

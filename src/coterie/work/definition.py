@@ -49,13 +49,17 @@ def retry_of(value: Any, *, what: str, by_class: bool = True) -> Retry | None:
     return value
 
 
-_EXAMPLES = {"singleton": '("importer")', "cron": '("nightly", "0 3 * * *")'}
+_EXAMPLES = {
+    "singleton": '@cluster.singleton("importer")',
+    "cron": '@cluster.cron("nightly", "0 3 * * *")',
+    "schedule": 'cluster.schedules.put("nightly", "0 3 * * *", …)',
+}
 
 
 def require_name(name: Any, *, kind: str) -> str:
-    """The name of a singleton or cron, if both databases can return it exactly."""
+    """The name of a singleton, cron or schedule, if both databases can return it exactly."""
     if not isinstance(name, str):
-        raise refusal(f"name of a {kind} is {name!r}, expected text", hint=f"write @cluster.{kind}{_EXAMPLES[kind]}")
+        raise refusal(f"name of a {kind} is {name!r}, expected text", hint=f"write {_EXAMPLES[kind]}")
     try:
         return EntityAddress(kind, name).id
     except InvalidArgument as error:

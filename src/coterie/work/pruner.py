@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie.storage")
 
-Table = Literal["kv", "states", "ticks", "units", "activity", "incoming", "messages", "jobs"]
+Table = Literal["kv", "states", "ticks", "units", "activity", "incoming", "schedules", "messages", "jobs"]
 TABLES: Sequence[Table] = get_args(Table)
 
 _EVERY_S = 60.0
@@ -120,6 +120,8 @@ class Pruner:
             return await self._storage.states.purge(most=_BATCH)
         if table == "ticks":
             return await self._storage.ticks.purge(older_s=self._retention_s, most=_BATCH)
+        if table == "schedules":
+            return await self._storage.schedules.purge(older_s=self._retention_s, most=_BATCH)
         if table == "incoming":
             return await self._storage.incoming.purge(older_s=self._key_retention_s, most=_BATCH)
         if table == "activity":

@@ -8,7 +8,17 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from coterie.storage import interface
-from coterie.storage.contracts import activity, executions, incoming_calls, jobs, messages, ticks, units, user_writes
+from coterie.storage.contracts import (
+    activity,
+    executions,
+    incoming_calls,
+    jobs,
+    messages,
+    schedules,
+    ticks,
+    units,
+    user_writes,
+)
 from coterie.storage.contracts.payloads import TABLES
 from coterie.storage.encryption.rotation import PLACES
 from coterie.storage.encryption.stores import STORES, EncryptedTransaction
@@ -22,6 +32,7 @@ CONTRACTS: dict[str, type] = {
     "messages": messages.MessageStore,
     "jobs": jobs.JobStore,
     "incoming": incoming_calls.IncomingStore,
+    "schedules": schedules.ScheduleStore,
     "user_writes": user_writes.UserWrites,
     "activity": activity.Activity,
 }
@@ -79,6 +90,8 @@ def test_each_kind_of_write_is_known_here() -> None:
         (jobs.JobEnd, {"reply", "cancelled_reply"}),
         (jobs.JobSetback, {"cancelled_reply"}),
         (jobs.JobRow, {"payload", "reply"}),
+        (schedules.NewSchedule, {"payload"}),
+        (schedules.ScheduleRow, {"payload"}),
         (user_writes.UnitStarted, {"digest"}),
         (incoming_calls.MovedCall, {"known"}),
         (incoming_calls.MovedStart, {"known"}),

@@ -14,7 +14,7 @@ import pytest
 
 from coterie import Cluster, ClusterError, Entity, Leader, rpc
 from coterie.kernel import metrics
-from coterie.storage.postgres.server_check import ServerFacts, judge
+from coterie.storage.postgres.server.server_check import ServerFacts, judge
 from coterie.testing.postgres import Server
 from tests.unit.postgres.conftest import stranger, until
 

@@ -13,7 +13,7 @@ from coterie.errors import PersistenceError, ShuttingDown
 from coterie.storage.interface import KvPut, Registration, SeatDeclaration
 from coterie.storage.postgres import ConnectionLimits
 from coterie.storage.postgres.lease_session import lock_key
-from coterie.storage.postgres.server_check import grants
+from coterie.storage.postgres.server.server_check import grants
 from tests.unit.postgres.conftest import database_of, new_storage, stranger, until
 from tests.unit.postgres.silent_proxy import Proxy
 

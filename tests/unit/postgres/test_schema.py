@@ -12,7 +12,7 @@ from coterie.kernel.random import Random
 from coterie.storage.interface import KvPut
 from coterie.storage.migrations import Migration
 from coterie.storage.postgres.connector import Connector
-from coterie.storage.postgres.schema import KNOWN, PostgresSchema
+from coterie.storage.postgres.server.schema import KNOWN, PostgresSchema
 from tests.unit.postgres.conftest import SHORT, database_of, new_storage, stranger
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from coterie.errors import ConfigurationError
 from coterie.storage.interface import KvPut
-from coterie.storage.postgres.server_check import ROUNDS, ServerFacts, judge, lends_sessions, require_grants
+from coterie.storage.postgres.server.server_check import ROUNDS, ServerFacts, judge, lends_sessions, require_grants
 from tests.support.postgres import Server
 from tests.unit.postgres.conftest import database_of, new_storage
 from tests.unit.postgres.silent_proxy import Proxy

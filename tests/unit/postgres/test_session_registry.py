@@ -12,7 +12,7 @@ import pytest
 
 from coterie.errors import PersistenceError
 from coterie.storage import statements
-from coterie.storage.postgres.server_check import grants
+from coterie.storage.postgres.server.server_check import grants
 from tests.unit.postgres.conftest import database_of, new_storage, stranger
 from tests.unit.postgres.test_ownership import S1, S2, A, B, runner
 

@@ -16,13 +16,16 @@ from coterie.entities.host.dispatch import first_step
 from coterie.entities.host.resources import Resources
 from coterie.entities.host.work import Work, handling
 from coterie.entities.persisted.commit import CommittedState, effects_of, has_ended, key_of
+from coterie.entities.persisted.timer import require_timer_name, timer_of
 from coterie.entities.persisted.transaction import TransactionBlock
+from coterie.entities.reference import require_call
 from coterie.errors import NotStarted, PersistenceError
 from coterie.kernel import metrics, spans
 from coterie.kernel.clock import to_datetime
 from coterie.kernel.context import ClusterContext, enter
 from coterie.kernel.coroutines import coroutine_of, remaining_steps
 from coterie.kernel.ids import MessageId
+from coterie.storage.contracts.schedules import TimerChange, timer_key
 from coterie.storage.interface import StateLoaded
 from coterie.work.limits import STUBBORN_S, settled
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from coterie.entities.definition import EntityType
     from coterie.entities.host.mailbox import Mailbox
     from coterie.entities.host.shard import ShardOccupant
+    from coterie.kernel.durations import Duration
     from coterie.kernel.random import Random
     from coterie.settings import Settings
 
@@ -330,6 +334,19 @@ class Resident:
         return TransactionBlock(
             work, partial(storage.transaction, limit_s=self.shard.host.settings.transaction_limit.total_seconds())
         )
+
+    def timer(self, name: str, call: object, *, after: Duration | None, every: Duration | None) -> None:
+        """Set a timer with the commit of the running handler."""
+        work = self._handled(what="a timer")
+        taken = require_call(call, what="self.timer", persisted=True)
+        now = self.shard.host.storage_now()
+        effects_of(work).timers[name] = timer_of(self, name, taken, now=now, after=after, every=every)
+
+    def cancel_timer(self, name: str) -> None:
+        """Cancel a timer with the commit of the running handler."""
+        work = self._handled(what="a timer")
+        key = timer_key(self.hosted.type.name, self.id, require_timer_name(name))
+        effects_of(work).timers[name] = TimerChange(key, None)
 
     def forget(self) -> None:
         """Delete the state with the commit of the running handler."""

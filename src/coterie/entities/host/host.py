@@ -25,7 +25,16 @@ from coterie.entities.host.shard import ShardOccupant
 from coterie.entities.persisted.inbox import Inbox
 from coterie.entities.persisted.outcome import cancelled
 from coterie.entities.persisted.poller import Poller
-from coterie.errors import CoterieError, MailboxFull, PersistenceError, ReentrantCall, RunnerFull, UnknownEntity
+from coterie.errors import (
+    CoterieError,
+    MailboxFull,
+    NotStarted,
+    PersistenceError,
+    ReentrantCall,
+    RunnerFull,
+    UnknownEntity,
+)
+from coterie.kernel.clock import to_datetime
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.service import Tasks
 from coterie.kernel.supervisor import Supervisor
@@ -36,6 +45,7 @@ from coterie.work.threads import InlineThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from coterie.cluster import Cluster
     from coterie.entities.definition import EntityType
@@ -97,6 +107,8 @@ class Host:
         self.clock = clock
         self.counts = HostCounts()
         self.tasks = Tasks("entities/resources")
+        self.on_timer: Callable[[str, datetime], object] = lambda _seat, _at: None
+        """Called with the seat and the time of each timer that was set."""
         self.responder = Responder(name, self.counts)
         self._loop = asyncio.get_running_loop()
         self.idle = IdleEntities(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)
@@ -115,6 +127,32 @@ class Host:
             supervisor = supervisor or Supervisor(chance)
             self.poller = Poller(self, storage.messages, chance=chance, supervisor=supervisor)
             self.inbox = Inbox(self, storage.messages, chance=chance, wake=self.poller.wake)
+
+    @property
+    def chance(self) -> Random:
+        """The randomness of the runner."""
+        return self._chance
+
+    def storage_now(self) -> datetime:
+        """The database's clock, or slightly less.
+
+        Raises:
+            NotStarted: A probe has no database.
+        """
+        if self.inbox is None:
+            raise NotStarted(what="the database of a probe", hint="a probe has none: use simulate(…)")
+        return to_datetime(int(self.inbox.now_s() * 1e6) * 1000)
+
+    def type_named(self, name: str) -> EntityType[Any]:
+        """An entity type of this program.
+
+        Raises:
+            TypeError: There is none of this name.
+        """
+        known = self._types.get(name)
+        if known is None:
+            raise TypeError(f"a call of {name} was made by another cluster: this one has no such entity")
+        return known
 
     # Public interface
 

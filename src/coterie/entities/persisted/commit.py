@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
     from coterie.kernel.serialization.versions import Versioned
+    from coterie.storage.contracts.schedules import TimerChange
 
 log = logging.getLogger("coterie.entities")
 
@@ -95,11 +96,13 @@ class HandlerEffects:
     Created at first use (`effects_of`): most volatile calls have none, most persisted messages only `BARE`.
     """
 
-    __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "transaction")
+    __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "timers", "transaction")
 
     def __init__(self) -> None:
         self.sends: list[Message] = []
         """Messages that the handler sent: stored when it succeeds, then handed over."""
+        self.timers: dict[str, TimerChange] = {}
+        """Timers that the handler set or cancelled, by name."""
         self.transaction: Transaction | None = None
         """The handler's own SQL, begun and not rolled back."""
         self.in_block = False
@@ -159,6 +162,7 @@ class Commits:
         self._handlers = handlers
         self._hand_over = hand_over
         self._most_bytes = host.settings.frame_limit
+        self._host = host
         self._tasks = Tasks("entities/commits")
 
     def returned(self, work: Work, value: Any) -> None:
@@ -201,6 +205,7 @@ class Commits:
             resident.entity.state = resident.kept.restored()
         effects.is_open = False
         effects.sends.clear()
+        effects.timers.clear()
         effects.forgets = False
         transaction, effects.transaction = effects.transaction, None
         if transaction is not None:
@@ -229,12 +234,12 @@ class Commits:
             self._handlers.raised(work, RuntimeError(problem))
             return
         sends = () if effects is None else tuple(effects.sends)
-        write = Commit(
-            work.resident.shard.tenure.claim, work.message_id if work.is_stored else None, body, change, sends
-        )
+        timers = () if effects is None else tuple(effects.timers.values())
+        message = work.message_id if work.is_stored else None
+        write = Commit(work.resident.shard.tenure.claim, message, body, change, sends, timers=timers)
         if transaction is not None:
             self._tasks.spawn(self._with_transaction(work, write, transaction), name=f"commit {work.target}")
-        elif self._messages is None or not (work.is_stored or change or sends):
+        elif self._messages is None or not (work.is_stored or change or sends or timers):
             self.written(work, write)
         else:
             self._submit(work, write)
@@ -314,6 +319,9 @@ class Commits:
         for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner polls it
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
+        for timer in write.timers:
+            if timer.timer is not None and timer.timer.next_at is not None:
+                self._host.on_timer(timer.timer.seat, timer.timer.next_at)
         if work.effects is not None and work.effects.forgets:
             self._handlers.dropped(resident)
         self._handlers.ended(resident, work)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import msgspec
 
+from coterie.storage.contracts.schedules import TimerChange  # noqa: TC001 msgspec reads annotations at run time
+
 if TYPE_CHECKING:
     from asyncio import Future
     from collections.abc import Callable, Mapping, Sequence
@@ -99,8 +101,8 @@ class StateChange(msgspec.Struct, frozen=True, gc=False):
 class Commit(msgspec.Struct, frozen=True, gc=False):
     """The writes of a handler, committed atomically under the fence (B3). The result is a `Committed`.
 
-    They are the end of its message with the reply, the change of its entity's state, and the messages and jobs that it
-    sent. Each part is optional: a volatile call has no message.
+    They are the end of its message with the reply, the change of its entity's state, the messages and jobs that it
+    sent, and the timers that it set or cancelled. Each part is optional: a volatile call has no message.
     """
 
     claim: Claim
@@ -109,6 +111,8 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     state: StateChange | None = None
     sends: tuple[Message, ...] = ()
     jobs: tuple[NewJob, ...] = ()
+    timers: tuple[TimerChange, ...] = ()
+    """One for each timer."""
 
 
 Committed = Literal["written", "fenced", "gone", "stale", "taken", "cancelled"]

@@ -47,6 +47,7 @@ TABLES = (
     PayloadTable("units", ("unit",), (), ("payload", "digest", "value", "error")),
     PayloadTable("steps", ("unit", "branch", "position"), (), ("digest", "value", "error")),
     PayloadTable("deferreds", ("unit", "name"), ("life",), ("value",), ("error",)),
+    PayloadTable("schedules", ("key",), ("life",), ("payload",)),
     PayloadTable("activity", ("id",), ("act", "what"), (), ("result",)),
 )
 """All of them. A test compares the list with the columns of both schemas."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Setback,
         Suffered,
     )
+    from coterie.storage.contracts.schedules import TimerChange
     from coterie.storage.encryption.cipher import Keyring
     from coterie.storage.group_commit import Waiter
     from coterie.storage.interface import Claim
@@ -47,6 +48,15 @@ def encrypted_job(job: NewJob, keyring: Keyring) -> NewJob:
     return replace(job, payload=payload, digest=keyring.seal(job.digest, places.job(job.id, "digest")))
 
 
+def encrypted_timer(change: TimerChange, keyring: Keyring) -> TimerChange:
+    """A timer that a handler sets or cancels, as it is stored."""
+    timer = change.timer
+    if timer is None:
+        return change
+    payload = keyring.seal(timer.payload, places.scheduled(timer.key, timer.life))
+    return replace(change, timer=replace(timer, payload=payload))
+
+
 def encrypted_commit(write: Commit, keyring: Keyring) -> Commit:
     """The writes of a handler as they are stored."""
     state = write.state
@@ -56,7 +66,8 @@ def encrypted_commit(write: Commit, keyring: Keyring) -> Commit:
     reply = b"" if write.message is None else keyring.seal(write.reply, places.reply(write.message))
     sends = tuple(encrypted_message(message, keyring) for message in write.sends)
     jobs = tuple(encrypted_job(job, keyring) for job in write.jobs)
-    return Commit(write.claim, write.message, reply, state, sends, jobs)
+    timers = tuple(encrypted_timer(change, keyring) for change in write.timers)
+    return Commit(write.claim, write.message, reply, state, sends, jobs, timers)
 
 
 def decrypted_receipt(receipt: Receipt, keyring: Keyring) -> Receipt:

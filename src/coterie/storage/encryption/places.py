@@ -115,6 +115,11 @@ def outcome(parent: str, waited_as: str) -> Place:
     return "deferreds", "outcome", parent, waited_as
 
 
+def scheduled(key: str, life: int) -> Place:
+    """The arguments of what a schedule, or a timer, sends."""
+    return "schedules", "payload", key, life
+
+
 def result_of_act(act: str, what: str) -> Place:
     """The result in the record of an act."""
     return "activity", "result", act, what

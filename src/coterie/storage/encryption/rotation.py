@@ -89,6 +89,7 @@ PLACES: dict[str, PlacesOf] = {
     "units": lambda row, column: (places.unit(row["unit"], column),),
     "steps": lambda row, column: (places.step(row["unit"], row["branch"], row["position"], column),),
     "deferreds": _of_deferreds,
+    "schedules": lambda row, _: (places.scheduled(row["key"], row["life"]),),
     "activity": lambda row, _: (places.result_of_act(row["act"], row["what"]),),
 }
 """For each table: what a value of a column is bound to; one of them, if there are several."""

@@ -14,8 +14,9 @@ import asyncpg
 from coterie.errors import ConfigurationError, PersistenceError
 from coterie.kernel import fork_guard
 from coterie.settings.secret import redacted_url
-from coterie.storage.postgres import instants, server_check
+from coterie.storage.postgres import instants
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, describe, hint_of, hopeless
+from coterie.storage.postgres.server import server_check
 from coterie.storage.postgres.session import PostgresSession, deadline
 from coterie.storage.postgres.session_registry import SessionRegistry
 

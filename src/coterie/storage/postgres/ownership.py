@@ -17,8 +17,8 @@ import msgspec
 from coterie.errors import PersistenceError
 from coterie.storage import statements
 from coterie.storage.interface import ClusterSnapshot, Grant, Presences, Renewal, RunnerRow, SeatRow, Sighting
-from coterie.storage.postgres import server_check
 from coterie.storage.postgres.lease_session import LeaseSession, SessionTerminator, lock_key
+from coterie.storage.postgres.server import server_check
 from coterie.storage.postgres.session import deadline
 from coterie.storage.unreadable_rows import checked_runner, checked_seat, readable
 

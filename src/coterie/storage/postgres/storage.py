@@ -11,8 +11,6 @@ from coterie.kernel import fork_guard
 from coterie.storage import statements
 from coterie.storage.group_commit import GroupWriter
 from coterie.storage.interface import Storage
-from coterie.storage.postgres import schema as stored_schema
-from coterie.storage.postgres import server_check
 from coterie.storage.postgres.audit import PostgresActivity, PostgresInspection
 from coterie.storage.postgres.connector import ConnectionLimits, Connector
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, hopeless, loss, refusal
@@ -24,7 +22,10 @@ from coterie.storage.postgres.messages import PostgresMessages
 from coterie.storage.postgres.ownership import SQL, PostgresOwners, to_view
 from coterie.storage.postgres.payloads import PostgresPayloads
 from coterie.storage.postgres.pool import Pool
-from coterie.storage.postgres.schema import PostgresSchema
+from coterie.storage.postgres.schedules import PostgresSchedules
+from coterie.storage.postgres.server import schema as stored_schema
+from coterie.storage.postgres.server import server_check
+from coterie.storage.postgres.server.schema import PostgresSchema
 from coterie.storage.postgres.session import deadline
 from coterie.storage.postgres.states import PostgresExecutions, PostgresStates
 from coterie.storage.postgres.ticks import PostgresTicks
@@ -118,6 +119,7 @@ class PostgresStorage(Storage):
         self.inspection = PostgresInspection(**parts)
         self.activity = PostgresActivity(**parts)
         self.incoming = PostgresIncoming(**parts)
+        self.schedules = PostgresSchedules(**parts)
         self.payloads = PostgresPayloads(**parts)
         self.user_writes = PostgresUserWrites(cluster=settings.name, pool=self.pool)
         self.undertakings = PostgresTransactions(

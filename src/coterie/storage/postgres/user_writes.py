@@ -17,9 +17,9 @@ from coterie.storage.contracts.user_writes import (
     UserWrite,
     other_database,
 )
-from coterie.storage.postgres import server_check
 from coterie.storage.postgres.batch import jobs as job_batch
 from coterie.storage.postgres.batch import messages as message_batch
+from coterie.storage.postgres.server import server_check
 from coterie.storage.postgres.writer import SQL
 
 if TYPE_CHECKING:

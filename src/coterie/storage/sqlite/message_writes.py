@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.kernel.clock import to_datetime, to_ns
+from coterie.storage import statements
 from coterie.storage.contracts.messages import Receipt
 from coterie.storage.sqlite import messages, states
 from coterie.storage.sqlite.jobs import inserts
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.storage.contracts.messages import Commit, Committed, Insert, Message, Setback, Suffered
+    from coterie.storage.contracts.schedules import TimerChange
+    from coterie.storage.interface import Claim
     from coterie.storage.sqlite.store import Scope
+
+_TIMER_SQL = statements.load(f"{__package__}.sql", "schedules.sql")
 
 _DUE_AT_NS = 8
 """The index of the due time in a `_row`."""
@@ -115,8 +120,8 @@ def _end_all(connection: apsw.Connection, scope: Scope, ends: Sequence[Commit]) 
 
 
 def _is_plain(write: Commit) -> bool:
-    """Whether it ends a message, sends nothing, and changes at most an existing state."""
-    if write.message is None or write.sends or write.jobs:
+    """Whether it ends a message, sends nothing, sets no timer, and changes at most an existing state."""
+    if write.message is None or write.sends or write.jobs or write.timers:
         return False
     return write.state is None or bool(write.state.version and write.state.value is not None)
 
@@ -219,7 +224,32 @@ def _write(connection: apsw.Connection, scope: Scope, write: Commit) -> Committe
         return "gone"
     store(connection, scope, write.sends)
     inserts.store(connection, scope, write.jobs)
+    for change in write.timers:
+        _change_timer(connection, scope, write.claim, change)
     return None
+
+
+def _change_timer(connection: apsw.Connection, scope: Scope, claim: Claim, change: TimerChange) -> None:
+    """Set or cancel a timer of an entity on the seat of a claim."""
+    timer = change.timer
+    if timer is None:
+        connection.execute(_TIMER_SQL["remove"], bindings(scope, key=change.key))
+        return
+    names = bindings(
+        scope,
+        key=change.key,
+        seat=claim.seat,
+        life=timer.life,
+        definition=timer.definition,
+        target=timer.target,
+        entity_type=timer.entity_type,
+        entity_id=timer.entity_id,
+        method=timer.method,
+        payload=timer.payload,
+        since_at_ns=to_ns(timer.since_at),
+        next_at_ns=None if timer.next_at is None else to_ns(timer.next_at),
+    )
+    connection.execute(_TIMER_SQL["set"], names)
 
 
 def _complete(connection: apsw.Connection, scope: Scope, write: Commit) -> bool:

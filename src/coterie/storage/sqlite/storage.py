@@ -35,6 +35,7 @@ from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.ownership import SqliteOwners
 from coterie.storage.sqlite.payloads import SqlitePayloads
+from coterie.storage.sqlite.schedules import SqliteSchedules
 from coterie.storage.sqlite.schema import SqliteSchema
 from coterie.storage.sqlite.store import Scope
 from coterie.storage.sqlite.ticks import SqliteTicks
@@ -125,6 +126,7 @@ class SqliteStorage(Storage):
         self.inspection = SqliteInspection(self._main, **parts)
         self.activity = SqliteActivity(self._main, **parts)
         self.incoming = NoIncomingCalls()
+        self.schedules = SqliteSchedules(self._main, **parts)
         self.payloads = SqlitePayloads(self._main, **parts)
         self.user_writes = NoUserWrites(self.address)
         self._undertakings = SqliteTransactions(
@@ -322,6 +324,7 @@ def _rows(write: Write, ended: Container[str]) -> Sequence[object]:
         names: list[object] = [] if write.message is None else [write.message]
         if write.state is not None:
             names.append(write.state.key)
+        names += (("timer", change.key) for change in write.timers)
         return names + _sent_rows(write)
     if type(write) is JobEnd:
         return [write.job, *_sent_rows(write)]

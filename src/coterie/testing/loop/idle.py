@@ -24,6 +24,7 @@ _ROUTINES: Final = (
     "/sweep messages",
     "/sweep crons",
     "/sweep workflows",
+    "/fire schedules",
     "/prune",
     "/watch calls",
 )
@@ -88,6 +89,7 @@ class IdleTime:
         sql = """
             select (select count(*) from messages where status = 0)
                  + (select count(*) from units where ended_at_ns is null)
+                 + (select count(*) from schedules where next_at_ns is not null and paused_at_ns is null)
                  + (select count(*) from seats where holder is null)
                  + abs((select count(*) from runners) - ?)
         """

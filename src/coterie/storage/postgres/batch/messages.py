@@ -31,6 +31,7 @@ Shape = Literal["insert_messages", "end_messages", "commit_handlers", "commit_ha
 SingleShape = Literal["insert_message", "add_message", "end_message"]
 """The statement that carries a write that is alone in its group."""
 
+TIMER = ("life", "definition", "target", "entity_type", "entity_id", "method", "payload", "since_at", "next_at")
 KEYED = frozenset(
     {"insert_messages", "insert_message", "commit_handlers", "commit_handlers_and_jobs", "insert_jobs", "commit_jobs"}
 )
@@ -56,7 +57,7 @@ def shape_of(write: Post) -> Shape:
         return "set_back"
     if write.jobs:
         return "commit_handlers_and_jobs"
-    return "end_messages" if write.message and write.state is None and not write.sends else "commit_handlers"
+    return "commit_handlers" if not write.message or write.state or write.sends or write.timers else "end_messages"
 
 
 def single_shape_of(write: Insert | Commit) -> SingleShape | None:
@@ -76,6 +77,7 @@ def rows_of(write: Post) -> list[Hashable]:
         rows += [(True, write.state.key)] if write.state is not None else []
         rows += [key_of_message(message) for message in write.sends if message.key is not None]
         rows += [key_of_job(job) for job in write.jobs if job.key is not None]
+        rows += [("timer", change.key) for change in write.timers]
     return rows
 
 
@@ -94,7 +96,7 @@ def values(shape: Shape, writes: Sequence[Post]) -> list[Any]:
     if shape == "end_messages":
         return ends
     jobs = numbered_jobs(ended) if shape == "commit_handlers_and_jobs" else []
-    return [*ends, *_changes(ended), *numbered_messages(ended), *jobs, None]
+    return [*ends, *_changes(ended), *numbered_messages(ended), *jobs, *_timers(ended), None]
 
 
 def columns(messages: Sequence[Message]) -> list[list[Any]]:
@@ -151,6 +153,13 @@ def note(write: FencedPost) -> str:
 def _changes(writes: Sequence[Commit]) -> list[list[Any]]:
     states = [write.state for write in writes]
     return [[state and getattr(state, name) for state in states] for name in ("key", "value", "version")]
+
+
+def _timers(writes: Sequence[Commit]) -> list[list[Any]]:
+    changes = [(number, change) for number, write in enumerate(writes, 1) for change in write.timers]
+    timers = [change.timer for _, change in changes]
+    columns = [[timer and getattr(timer, name) for timer in timers] for name in TIMER]
+    return [[number for number, _ in changes], [change.key for _, change in changes], *columns]
 
 
 def _columns(messages: Sequence[Message], *names: str) -> list[list[Any]]:

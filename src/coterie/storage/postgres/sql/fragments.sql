@@ -184,6 +184,31 @@ sent as (
     where sent.id is null and m.there is null
 )
 
+-- name: set_timers
+-- The timers that members set, and cancel, of which all is written.
+timed as (
+    insert into coterie.schedules (
+        cluster, key, seat, life, stamp, definition, target, entity_type, entity_id, method, payload, since_at, next_at,
+        outcomes, changed_at
+    )
+    select
+        $1, t.key, j.seat, t.life, 1, t.definition, t.target, t.entity_type, t.entity_id, t.method, t.payload, t.since_at,
+        t.next_at, '[]', statement_timestamp()
+    from timers as t join judged as j on j.n = t.n
+    where j.outcome is null and t.life is not null
+    order by t.key
+    on conflict (cluster, key) do update
+    set seat = excluded.seat, life = excluded.life, stamp = 1, definition = excluded.definition, target = excluded.target,
+        entity_type = excluded.entity_type, entity_id = excluded.entity_id, method = excluded.method,
+        payload = excluded.payload, since_at = excluded.since_at, next_at = excluded.next_at, last_at = null, last_id = null,
+        paused_at = null, outcomes = '[]', changed_at = excluded.changed_at
+), untimed as (
+    delete from coterie.schedules
+    where cluster = $1 and key = any(array(
+        select t.key from timers as t join judged as j on j.n = t.n where j.outcome is null and t.life is null
+    ))
+)
+
 -- name: taken_job_keys
 -- Members of a group that send a job whose key another one has.
 select s.n

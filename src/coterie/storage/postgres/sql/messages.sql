@@ -121,8 +121,8 @@ where m.cluster = $1 and m.id = $5 and m.completed_at is null
 returning 'written' as outcome;
 
 -- name: commit_handlers
--- End messages, change states and send messages, as handlers commit them. Returns the result of each member, by
--- number.
+-- End messages, change states, send messages, and set and cancel timers, as handlers commit them. Returns the result of
+-- each member, by number.
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::bytea[], $7::text[], $8::bytea[], $9::bigint[]
@@ -132,9 +132,14 @@ with items as materialized (
         $10::bigint[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::bytea[], $17::text[],
         $18::bytea[], $19::text[], $20::timestamptz[], $21::float8[], $22::text[]
     ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags)
+), timers as materialized (
+    select * from unnest(
+        $23::bigint[], $24::text[], $25::bigint[], $26::text[], $27::text[], $28::text[], $29::text[], $30::text[],
+        $31::bytea[], $32::timestamptz[], $33::timestamptz[]
+    ) as u (n, key, life, definition, target, entity_type, entity_id, method, payload, since_at, next_at)
 ), /* include fence (s.name, s.epoch) */, taken as materialized (
     /* include taken_keys */
-), /* include judged_handlers */, /* include sent_messages ($23) */
+), /* include judged_handlers */, /* include sent_messages ($34) */, /* include set_timers */
 select j.n, case
     when j.outcome is not null then j.outcome
     when (done.n is not null or j.message is null)
@@ -167,11 +172,17 @@ with items as materialized (
     ) as u (n, id, seat, part, task, fingerprint, payload, key, digest, priority, age_s, trace_id, due_at, delay_s)
 ), tags as materialized (
     select * from unnest($37::text[], $38::text[], $39::text[]) as u (job, name, value)
+), timers as materialized (
+    select * from unnest(
+        $40::bigint[], $41::text[], $42::bigint[], $43::text[], $44::text[], $45::text[], $46::text[], $47::text[],
+        $48::bytea[], $49::timestamptz[], $50::timestamptz[]
+    ) as u (n, key, life, definition, target, entity_type, entity_id, method, payload, since_at, next_at)
 ), /* include fence (s.name, s.epoch) */, taken as materialized (
     /* include taken_keys */
     union
     /* include taken_job_keys */
-), /* include judged_handlers */, /* include sent_messages ($40) */, /* include stored_jobs ($40) */
+), /* include judged_handlers */, /* include sent_messages ($51) */, /* include stored_jobs ($51) */,
+/* include set_timers */
 select j.n, case
     when j.outcome is not null then j.outcome
     when (done.n is not null or j.message is null)

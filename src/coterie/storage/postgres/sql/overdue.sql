@@ -20,6 +20,9 @@ from (select clock_timestamp() as now) as clock cross join lateral (
         ('units', (
             select ended_at from coterie.units where cluster = $1 and ended_at is not null order by ended_at limit 1
         ) + make_interval(secs => $2::float8)),
+        ('schedules', (
+            select changed_at from coterie.schedules where cluster = $1 and next_at is null order by changed_at limit 1
+        ) + make_interval(secs => $2::float8)),
         ('activity', (
             select at from coterie.activity where cluster = $1 order by cluster, id limit 1
         ) + make_interval(secs => $3::float8)),

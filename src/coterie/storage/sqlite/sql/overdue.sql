@@ -21,6 +21,11 @@ select 'units', :retention_ns + (
     select ended_at_ns from units where cluster = :cluster and ended_at_ns is not null order by ended_at_ns limit 1
 )
 union all
+select 'schedules', :retention_ns + (
+    select changed_at_ns from schedules indexed by schedules_over
+    where cluster = :cluster and next_at_ns is null order by changed_at_ns limit 1
+)
+union all
 select 'activity', :key_retention_ns + (
     select at_ns from activity where cluster = :cluster order by id limit 1
 )

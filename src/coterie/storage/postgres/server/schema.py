@@ -14,7 +14,7 @@ from coterie.storage.interface import SECRET_BYTES
 from coterie.storage.migrations import Migration
 from coterie.storage.postgres.errors import DatabaseRefusal, Lost, loss, refusal
 from coterie.storage.postgres.lease_session import lock_key
-from coterie.storage.postgres.server_check import SQL, require_grants
+from coterie.storage.postgres.server.server_check import SQL, require_grants
 from coterie.storage.postgres.session import deadline
 
 if TYPE_CHECKING:

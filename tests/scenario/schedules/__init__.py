@@ -1,0 +1,1 @@
+"""Schedules and timers from start to end."""
