@@ -21,6 +21,7 @@ from coterie import (
     Entity,
     Leader,
     PersistenceError,
+    Snooze,
     Tick,
     Workflow,
     WorkflowFailed,
@@ -52,7 +53,7 @@ PROCEDURES = {
     ),
     "a leader introduces itself, loads its state, saves it": ("begin to lead", "load", "StateSave", "Stamp"),
     "a unit of a leader begins, is stepped and ends": ("open", "StepWrite of a singleton", "UnitEnd of a singleton"),
-    "a message fails, then is done, and what it sends": ("Setback", "Commit"),
+    "a message fails or is put off, then is done, and what it sends": ("Setback", "Commit"),
     "a timer is set, fires, and its message runs": ("Commit", "fire schedules"),
     "a workflow fails, then its children end": ("UnitEnd of a shard", "look after children"),
     "a workflow is stepped, starts a child, is suspended, ends": (
@@ -106,6 +107,8 @@ NOT_RUN = {
 DEPOSITS = 4
 FAILING = "2"
 """The deposit whose first attempt fails."""
+SNOOZING = "3"
+"""The deposit that is put off once."""
 
 
 @dataclass
@@ -185,6 +188,9 @@ def new_program(ledger: Ledger) -> tuple[Cluster, Any, Any]:
             if number == FAILING and to and number not in ledger.failed:
                 ledger.failed.add(number)
                 raise ConnectionError("it works the next time")
+            if number == SNOOZING and to and number not in ledger.failed:
+                ledger.failed.add(number)
+                raise Snooze("1s")
             self.state.total += 1
             if to:
                 await cluster.send(cluster.ref(Teller, to).deposit(number, ""))
