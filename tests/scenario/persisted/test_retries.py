@@ -45,7 +45,7 @@ class Mailbox(Entity[Sent]):
     @rpc(persisted=True, retry=Retry(3, base="1ms", on=[Unreachable], unless=[Rejected]))
     async def deliver(self, raises: list[str]) -> int:
         """Raise one of these in each run, then succeed."""
-        run = sum(1 for who, _ in notes.ran if who == self.id)
+        run = len(runs(self.id))
         notes.ran.append((self.id, current().attempt))
         self.state.mails += 1
         await self.cluster.send(self.cluster.ref(Account, self.id).charge(f"run {run}"))
@@ -73,6 +73,11 @@ def _raised(what: str) -> Exception:
     }[what]
 
 
+def runs(id: str) -> list[int]:
+    """The attempts of a mailbox, one a run; its account notes orders."""
+    return [what for who, what in notes.ran if who == id and isinstance(what, int)]
+
+
 def mailer(url: str, name: str = "anna") -> Cluster:
     return program(url, name, Mailbox, Account)
 
@@ -89,7 +94,7 @@ async def charged(cluster: Cluster) -> int:
 async def test_only_what_the_rpc_s_policy_names_is_tried_again(url: str) -> None:
     async with mailer(url) as cluster:
         assert await cluster.ref(Mailbox, "a").deliver(["unreachable", "unreachable"]) == 1
-        assert notes.ran == [("a", 1), ("a", 2), ("a", 3)]
+        assert runs("a") == [1, 2, 3]
         for entity, raised in (("b", "rejected"), ("c", "defect")):
             with pytest.raises(MessageDead, match="dead after 1 attempts"):
                 await cluster.ref(Mailbox, entity).deliver([raised])
@@ -103,7 +108,7 @@ async def test_the_exceptions_decide_after_a_failover_too(url: str) -> None:
     """The policy is the program's, the number of the attempt is the message's."""
     async with mailer(url) as first:
         message = await first.send(first.ref(Mailbox, "a").deliver(["unreachable", "long snooze", "rejected"]))
-        await until(lambda: len(notes.ran) == 2)
+        await until(lambda: len(runs("a")) == 2)
         while (await only(first)).attempts != 1 or (await only(first)).due_at < await _in_minutes(first):
             await asyncio.sleep(0.01)
     async with mailer(url, "bert") as second:
@@ -111,7 +116,7 @@ async def test_the_exceptions_decide_after_a_failover_too(url: str) -> None:
         await second.reset(Mailbox, "a")  # runs what waits now
         with pytest.raises(MessageDead, match="dead after 2 attempts"):
             await second.result(message, timeout=PROMPTLY_S)
-        assert notes.ran == [("a", 1), ("a", 2), ("a", 2)]
+        assert runs("a") == [1, 2, 2]
 
 
 async def _in_minutes(cluster: Cluster) -> Any:
@@ -124,7 +129,7 @@ async def test_a_call_that_is_put_off_runs_again_as_the_same_attempt_and_leaves_
     async with mailer(url) as cluster:
         raises = ["snooze", "unreachable", "snooze", "snooze", "unreachable", "snooze"]
         assert await cluster.ref(Mailbox, "a").deliver(raises) == 1, "state of a run that was put off is undone"
-        assert [attempt for _, attempt in notes.ran] == [1, 1, 2, 2, 2, 3, 3]
+        assert runs("a") == [1, 1, 2, 2, 2, 3, 3]
         row = await only(cluster)
         assert (row.status, row.attempts, [each.number for each in row.errors]) == ("done", 2, [1, 2])
         assert await charged(cluster) == 1, "messages of a run that was put off are not sent"
@@ -146,7 +151,7 @@ async def test_a_discarded_call_ends_with_an_error_and_is_neither_retried_nor_de
             await cluster.result(message, timeout=PROMPTLY_S)
         assert (caught.value.message_id, caught.value.target) == (message, "Mailbox/a.deliver")
         row = await only(cluster)
-        assert (row.status, row.attempts, len(notes.ran)) == ("done", 1, 2)
+        assert (row.status, row.attempts, len(runs("a"))) == ("done", 1, 2)
         assert row.failure == caught.value.message
         assert await charged(cluster) == 0
         assert await cluster.ref(Mailbox, "a").deliver([]) == 1, "the state is as before"

@@ -113,8 +113,7 @@ def test_an_act_that_fails_is_recorded_and_one_that_cannot_be_recorded_is_done(
 
 
 def test_commands_record_the_acts_that_the_page_has() -> None:
-    """Beside the edit of a dead letter, which no command does."""
     files = resources.files("coterie.cli.commands").iterdir()
     texts = [each.read_text("utf-8") for each in files if each.name.endswith(".py")]
     names = {name for text in texts for name in re.findall(r'ctx\.act\("([a-z-]+)"', text)}
-    assert names == set(Acts(FakeWebView(), token="").plans) - {"edit"}
+    assert names == set(Acts(FakeWebView(), token="").plans)

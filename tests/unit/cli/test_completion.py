@@ -33,7 +33,7 @@ def test_each_shell_has_its_script(shell: str, capsys: pytest.CaptureFixture[str
 
 def test_a_shell_completes_nouns_verbs_and_options() -> None:
     assert complete("me") == ["messages"]
-    assert complete("messages", "") == ["list", "purge", "retry", "show"]
+    assert complete("messages", "") == ["edit", "list", "purge", "retry", "show"]
     assert "--dry-run" in complete("messages", "purge", "--")
     assert complete("messages", "list", "--state", "d") == ["dead", "done"]
 
