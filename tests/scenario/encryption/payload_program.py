@@ -117,7 +117,7 @@ class PayloadProgram:
         await cluster.send_many(account.put(f"many-{number}", MARK) for number in range(3))
         dead = await cluster.send(account.fail(MARK))
         await until(lambda: self._is_dead(dead))
-        await cluster.schedules.put("yearly", "0 3 1 1 *", account.put("scheduled", MARK))
+        await cluster.schedules.put("yearly", "0 3 1 1 *", account.fail(MARK))
         await cluster.kv.set("greeting", MARK)
         await cluster.kv.modify("counted", lambda _: MARK)
         failed = await cluster.start_workflow(self.refused, MARK, id="1")
