@@ -42,6 +42,8 @@ class Route:
     """What a runner knows of itself."""
     QUESTION: Final = 6
     """Calls by name, and lists of active entities, for clients that do not have the program."""
+    JOB: Final = 7
+    """Jobs of tasks: what is new, what may start where, what is over."""
 
 
 class PeerAddress(NamedTuple):

@@ -81,8 +81,11 @@ class JobReceipt(msgspec.Struct, frozen=True, gc=False):
     reply: bytes | None = None
 
 
-class JobHead(msgspec.Struct, frozen=True, gc=False):
-    """A ready job, as the holder of its queue's seat keeps it in memory."""
+class JobHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A ready job, as the holder of its queue's seat keeps it in memory.
+
+    It travels between runners: fields are only ever added at the end, with a default.
+    """
 
     id: str
     part: str
@@ -153,8 +156,11 @@ class QueueRow(QueueDefinition, frozen=True, kw_only=True):
     now: datetime
 
 
-class JobDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A claimed job, with all that is needed to run it."""
+class JobDelivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A claimed job, with all that is needed to run it.
+
+    It travels between runners: fields are only ever added at the end, with a default.
+    """
 
     id: str
     seat: str
