@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 CLOSING_S = 3.0
 """The limit of `on_deactivate`, of closing resources and of closing a stream, each: a moving shard waits for them."""
 STUBBORN_S = 1.0
-"""How long to wait for cancelled code to end before it is abandoned."""
+"""How long to wait for cancelled code to end before it is abandoned; a plain function in a thread is only reported."""
 
 
 def is_cancelled() -> bool:
