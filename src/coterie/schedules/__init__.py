@@ -14,7 +14,7 @@ Promise:
 
 Not promised:
     That a message that was sent is taken back by `remove` or by cancelling the timer: it is a persisted call from then
-    on, and runs.
+    on, and runs. That a `backfill` which is under way stops when its schedule is paused, removed or put anew.
 
 Invariants:
     INV-C1  what is sent and the move of its row are one commit, of a row that nobody has changed since it was read

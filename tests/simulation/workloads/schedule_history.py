@@ -1,4 +1,4 @@
-"""What the database writes down of schedules, timers and what they send; and the judgement of it, in commit order.
+"""What the database writes down of schedules, timers and what they send, what clients were told, and the judgement.
 
 The judge enumerates instants by itself, second by second, from what was put.
 """
@@ -15,7 +15,7 @@ import msgspec
 
 from coterie.cron.schedule import Schedule
 from coterie.kernel.clock import to_datetime, to_ns
-from coterie.storage.contracts.schedules import ScheduleTerms
+from coterie.storage.contracts.schedules import ScheduleTerms, schedule_key
 from tests.support.history.ownership import Violation
 
 if TYPE_CHECKING:
@@ -84,18 +84,52 @@ class Logged(NamedTuple):
     id: str | None
 
 
-def watch(sim: Simulation) -> None:
-    """Have the database write its part, from before the first runner starts."""
-    main, places = sim.database.main, itertools.count()
-    main.create_scalar_function("schedule_place", lambda *_: next(places), 0)
-    main.create_scalar_function("schedule_commit", lambda *_: sim.database.commits, 0)
-    main.create_scalar_function("schedule_now", lambda *_: sim.database.clock.wall_ns(), 0)
-    main.execute(HISTORY)
+class Told(NamedTuple):
+    """What somebody was told of a call that began at one place and returned at another."""
+
+    place: int
+    began: int
+    what: str
+    key: str
+    number: int = 0
+    """Of the call that was put."""
+    not_before_ns: int = 0
+    """From when on it counts, if it is put: the database's clock when the call began; 0: that was set back since."""
+    window: tuple[datetime, datetime] | None = None
+    """What was to be sent once more; None: nothing."""
+    ids: tuple[str, ...] | None = None
+    """The messages that were sent once more; None: it is not known which."""
 
 
-def history(sim: Simulation) -> list[Logged]:
-    """All of it, in commit order."""
-    return [Logged(*row) for row in sim.database.main.execute("select * from schedule_log order by place")]
+class ScheduleLog:
+    """What the database writes down, from before the first runner starts, and what clients note beside it."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
+        self._places = itertools.count()
+        self._told: list[Told] = []
+        main = sim.database.main
+        main.create_scalar_function("schedule_place", lambda *_: next(self._places), 0)
+        main.create_scalar_function("schedule_commit", lambda *_: sim.database.commits, 0)
+        main.create_scalar_function("schedule_now", lambda *_: sim.database.clock.wall_ns(), 0)
+        main.execute(HISTORY)
+
+    def begin(self) -> tuple[int, int, int]:
+        """A call begins."""
+        return next(self._places), self._sim.database.clock.wall_ns(), self._sim.loop.now_ns
+
+    def returned(self, began: tuple[int, int, int], what: str, name: str, **told: Any) -> None:
+        """A call has returned, or may have sent something once more."""
+        place, wall_ns, now_ns = began
+        is_set = self._sim.database.clock.wall_ns() - wall_ns != self._sim.loop.now_ns - now_ns
+        not_before_ns = 0 if is_set else wall_ns
+        key = schedule_key(name)
+        self._told.append(Told(next(self._places), place, what, key, not_before_ns=not_before_ns, **told))
+
+    def events(self) -> list[Logged | Told]:
+        """All of it, in commit order."""
+        rows = self._sim.database.main.execute("select * from schedule_log")
+        return sorted([*(Logged(*row) for row in rows), *self._told], key=lambda event: event.place)
 
 
 @dataclass
@@ -115,6 +149,8 @@ class Life:
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[int, str] = field(default_factory=dict)
     """The messages, by the millisecond of their instants."""
+    again: dict[int, str] = field(default_factory=dict)
+    """Those that were sent once more."""
 
     @property
     def begin(self) -> datetime:
@@ -122,9 +158,22 @@ class Life:
         begin = self.since + timedelta(microseconds=1)
         return begin if self.terms.start is None else max(begin, self.terms.start)
 
-    def instants(self, after: datetime, until: datetime) -> list[datetime]:
-        """Those after one and up to another, found by looking at each second."""
-        begin = max(after + timedelta(microseconds=1), self.begin)
+    @property
+    def number(self) -> int:
+        """Of the call that was put."""
+        found: int = msgspec.msgpack.decode(self.payload)["number"]
+        return found
+
+    def instants(self, after: datetime, until: datetime, *, before_put: bool = False) -> list[datetime]:
+        """Those after one and up to another, found by looking at each second.
+
+        Args:
+            after: They are later.
+            until: The last one is not later.
+            before_put: Whether those before it was put count.
+        """
+        begin = self.terms.start or after if before_put else self.begin
+        begin = max(after + timedelta(microseconds=1), begin)
         if not self.terms.schedule:
             assert self.terms.at is not None
             found = [self.terms.at] if begin <= self.terms.at <= until else []
@@ -152,7 +201,8 @@ class Judge:
     Promise:
         Raises a `Violation` for what is sent twice, too early, of nothing that was put, after a removal or while
         paused, beside a message that is not over; for instants without a verdict; for timers set outside of their
-        commit.
+        commit; for calls that returned, and what they said was never so while they ran; for what was sent once more
+        and not asked for, or the other way round.
     """
 
     def __init__(self) -> None:
@@ -165,23 +215,87 @@ class Judge:
         self.sent = 0
         self.skipped = 0
         self.timers = 0
+        self.told = 0
+        self.backfilled = 0
+        self.windows: defaultdict[str, list[Told]] = defaultdict(list)
+        """What was to be sent once more, of each row."""
+        self.past: defaultdict[str, list[tuple[int, Life | None, bool]]] = defaultdict(list)
+        """Each form of a row: from which place on, its content, whether it is paused."""
 
-    def see_all(self, events: Sequence[Logged]) -> None:
+    def see_all(self, events: Sequence[Logged | Told]) -> None:
         """The events of each commit: what it sends is judged by the rows as they were before it."""
-        for _, group in itertools.groupby(events, key=lambda event: event.commit):
-            commit = list(group)
-            fresh = {event.id for event in commit if event.what == "sent"}
-            for event in commit:
-                if event.what == "sent":
-                    self._sent(event)
-            self._judge_timers(commit, bool(fresh))
-            for event in commit:
-                getattr(self, f"_{event.what}_row", lambda _: None)(event)
+        for event in events:
+            if isinstance(event, Told) and event.window is not None:
+                self.windows[event.key].append(event)
+        for number, group in itertools.groupby(events, key=lambda event: getattr(event, "commit", -1)):
+            if number == -1:
+                for told in group:
+                    assert isinstance(told, Told)
+                    self._require_so(told)
+            else:
+                self._see_commit([event for event in group if isinstance(event, Logged)])
 
-    def _sent(self, event: Logged) -> None:
+    def _see_commit(self, commit: Sequence[Logged]) -> None:
+        changed = {event.key for event in commit if event.what in ("moved", "removed")}
+        fresh = [event for event in commit if event.what == "sent"]
+        for event in fresh:
+            self._sent(event, changed)
+        self._judge_timers(commit, bool(fresh))
+        for event in commit:
+            getattr(self, f"_{event.what}_row", lambda _: None)(event)
+            if event.key is not None and event.what in ("put", "moved", "removed"):
+                life = self.rows.get(event.key)
+                self.past[event.key].append((event.place, life, life is not None and life.paused))
+
+    def _require_so(self, told: Told) -> None:
+        """What a call has said about its schedule when it returned was so at some time while it ran."""
+        self.told += 1
+        past = self.past[told.key]
+        before = [form for form in past if form[0] < told.began][-1:] or [(0, None, False)]
+        forms = [*before, *(form for form in past if told.began < form[0] < told.place)]
+        if told.what == "put":
+            found = [(place, life) for place, life, _ in forms if life is not None and life.number == told.number]
+            is_so = bool(found)
+            if found and found[0][0] > told.began and to_ns(found[0][1].since) < told.not_before_ns:
+                raise Violation(PROMISE, f"{told.key} counts from {found[0][1].since}, before it was put: {told}")
+        elif told.what == "remove":
+            is_so = any(life is None for _, life, _ in forms)
+        elif told.what == "backfill":
+            is_so = told.ids is None or any(
+                life is not None and self._sent_again(life, told) == list(told.ids) for _, life, _ in forms
+            )
+        else:
+            is_so = any(life is not None and paused == (told.what == "pause") for _, life, paused in forms)
+        if not is_so:
+            raise Violation(PROMISE, f"{told} was said, and was not so")
+
+    def _sent_again(self, life: Life, told: Told) -> list[str | None]:
+        """The messages that were sent once more of a window."""
+        assert told.window is not None
+        instants = life.instants(*_inclusive(told.window), before_put=True)
+        return [life.again.get(to_ns(at) // 1_000_000) for at in instants]
+
+    def _once_more(self, life: Life, event: Logged) -> None:
+        assert event.id is not None
+        at_ms = int(event.id[:12], 16)
+        if at_ms in life.again:
+            raise Violation(PROMISE, f"the instant {at_ms} of {life.key} was sent twice once more")
+        for told in self.windows[life.key]:
+            if told.began < event.place < told.place and told.window is not None:
+                instants = life.instants(*_inclusive(told.window), before_put=True)
+                if at_ms in {to_ns(at) // 1_000_000 for at in instants}:
+                    life.again[at_ms] = event.id
+                    self.backfilled += 1
+                    return
+        raise Violation(PROMISE, f"the instant {at_ms} of {life.key} was sent, and its row did not move")
+
+    def _sent(self, event: Logged, changed: set[str | None]) -> None:
         assert event.payload is not None
         assert event.id is not None
         life = self.by_payload.get(event.payload)
+        if life is not None and life.key not in changed:
+            self._once_more(life, event)
+            return
         if life is None or self.rows.get(life.key) is not life:
             raise Violation(PROMISE, f"{event.payload!r} was sent, and is not put: removed, or other content")
         if life.paused:
@@ -284,6 +398,12 @@ class Judge:
             waits = life.terms.overlap != "allow" and self.open & self.sent_of[life.key]
             if due and not life.paused and not waits:
                 raise Violation(PROMISE, f"{len(due)} instants of {life.key} were lost, from {due[0]}")
+
+
+def _inclusive(window: tuple[datetime, datetime]) -> tuple[datetime, datetime]:
+    """A window from its first instant to before its end, as one after an instant and up to another."""
+    since, until = window
+    return since - timedelta(microseconds=1), until - timedelta(microseconds=1)
 
 
 def _appended(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""Workload: schedules put, changed, paused, resumed and removed, and timers of entities, while everything breaks.
+"""Workload: schedules put, changed, paused, resumed, sent once more and removed, and timers, while everything breaks.
 
 Each content has its own call, so that the judge knows of what is sent what put it. Handlers take their time, so that
 overlaps happen, and have defects, so that timers which they set are undone. What comes of it is judged in
-`schedule_history`: by the order of commits.
+`schedule_history`: by the order of commits, and by what the clients were told.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
 from tests.simulation.workloads.calls import EVERYTHING
-from tests.simulation.workloads.schedule_history import Judge, by_entity, history, watch
+from tests.simulation.workloads.schedule_history import Judge, ScheduleLog, by_entity
 from tests.support.history.ownership import Violation
 
 if TYPE_CHECKING:
@@ -120,21 +120,22 @@ async def main(*, lasting_s: float = LASTING_S, runners: int = RUNNERS, least: i
     """One seed: faults throughout, then calm, in which all that is due is sent, then judgement."""
     stage = new_stage()
     async with simulate(stage.cluster, runners=0, faults=EVERYTHING, start_at=START_AT) as sim:
-        watch(sim)
+        log = ScheduleLog(sim)
         await sim.start(runners)
         async with asyncio.TaskGroup() as group:
             for number in range(3):
-                group.create_task(Client(stage, sim, number).act(until_s=sim.loop.time() + lasting_s))
+                group.create_task(Client(stage, sim, log, number).act(until_s=sim.loop.time() + lasting_s))
         await sim.calm()
         for runner in sim.runners:
             sim.network.heal(sim.loop.test.name, runner.name)
         await settle(sim)
         judge = Judge()
-        judge.see_all(history(sim))
+        judge.see_all(log.events())
         judge.finish(sim.now())
         _require_timers_as_believed(sim)
     assert judge.sent > least, f"only {judge.sent} instants were sent: the run shows nothing"
     assert judge.timers, "no timer was set"
+    assert judge.told, "no call has returned"
     return judge.sent
 
 
@@ -166,15 +167,19 @@ def _require_timers_as_believed(sim: Simulation) -> None:
 class Client:
     """One of those who put schedules, one call after the other."""
 
-    def __init__(self, stage: SimulatedSchedules, sim: Simulation, number: int) -> None:
+    def __init__(self, stage: SimulatedSchedules, sim: Simulation, log: ScheduleLog, number: int) -> None:
         self._stage = stage
+        self._log = log
         self._cluster = stage.cluster
         self._sim = sim
         self._random: Stream = stream(current_loop().seed, f"client {number}")
 
     async def act(self, *, until_s: float) -> None:
         """Until that time."""
-        acts = (self.put, self.put, self.put, self.again, self.pause, self.resume, self.resume, self.remove)
+        acts = (
+            *(self.put, self.put, self.put, self.again, self.pause, self.resume, self.resume, self.remove),
+            self.backfill,
+        )
         timers = (self.arm, self.arm, self.rearm, self.disarm)
         while current_loop().time() < until_s:
             await asyncio.sleep(self._random.expovariate(0.7))
@@ -204,28 +209,51 @@ class Client:
             options["end"] = now + timedelta(seconds=random.randint(5, 30))
         if random.random() < 0.1:
             options["start"] = now + timedelta(seconds=random.randint(1, 10))
-        await self._cluster.schedules.put(self._name(), schedule, self._call(number), **options)
+        await self._put(self._name(), schedule, number, **options)
 
     async def again(self) -> None:
         """The same twice: nothing changes by it."""
         name, number = self._name(), next(self._stage.numbers)
         for _ in range(2):
-            await self._cluster.schedules.put(name, "@every 3s", self._call(number), overlap="queue")
+            await self._put(name, "@every 3s", number, overlap="queue")
             await asyncio.sleep(self._random.uniform(0, 3))
+
+    async def _put(self, name: str, schedule: Any, number: int, **options: Any) -> None:
+        began = self._log.begin()
+        await self._cluster.schedules.put(name, schedule, self._call(number), **options)
+        self._log.returned(began, "put", name, number=number)
 
     async def pause(self) -> None:
         """For a while."""
-        await self._cluster.schedules.pause(self._name())
+        name, began = self._name(), self._log.begin()
+        await self._cluster.schedules.pause(name)
+        self._log.returned(began, "pause", name)
 
     async def resume(self) -> None:
         """What is paused goes on."""
         for each in await self._cluster.schedules.list():
             if each.paused_at is not None:
+                began = self._log.begin()
                 await self._cluster.schedules.resume(each.name)
+                self._log.returned(began, "resume", each.name)
 
     async def remove(self) -> None:
         """One of them."""
-        await self._cluster.schedules.remove(self._name(), cancel=self._random.random() < 0.3)
+        name, began = self._name(), self._log.begin()
+        await self._cluster.schedules.remove(name, cancel=self._random.random() < 0.3)
+        self._log.returned(began, "remove", name)
+
+    async def backfill(self) -> None:
+        """Some instants once more, also of the time before it was put; now and then the same ones twice."""
+        name, now = self._name(), self._sim.now()
+        since = now - timedelta(seconds=self._random.uniform(0, 20))
+        window = since, since + timedelta(seconds=self._random.uniform(0, 10))
+        for _ in range(self._random.choice([1, 1, 2])):
+            began, ids = self._log.begin(), None
+            try:
+                ids = tuple(map(str, await self._cluster.schedules.backfill(name, *window)))
+            finally:
+                self._log.returned(began, "backfill", name, window=window, ids=ids)
 
     async def arm(self) -> None:
         """Set a timer."""
