@@ -9,17 +9,20 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from coterie.entities.host.activation import Resident
+from coterie.errors import PersistenceError
 from coterie.schedules import api, verdict
 from coterie.schedules.api import Schedules
 from coterie.storage.contracts.messages import Insert
-from coterie.storage.contracts.schedules import timer_key
+from coterie.storage.contracts.schedules import schedule_key, timer_key
 from coterie.storage.sqlite import schedules
 from tests.simulation.workloads import schedules as workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from datetime import datetime
 
-    from coterie.storage.contracts.schedules import Fire, Fired, ScheduleRow
+    from coterie.storage.contracts.messages import Message
+    from coterie.storage.contracts.schedules import Fire, Fired, NewSchedule, ScheduleRow
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 
@@ -109,6 +112,70 @@ def _skipped_without_a_verdict() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _content_put_anew_counts_from_before() -> Iterator[None]:
+    right = api._paused
+
+    def as_before(row: ScheduleRow, found: ScheduleRow) -> ScheduleRow:
+        return replace(right(row, found), since_at=found.since_at, next_at=found.next_at)
+
+    with patch.object(api, "_paused", as_before):
+        yield
+
+
+@contextmanager
+def _ids_of_messages(*, without: str) -> Iterator[None]:
+    right = verdict.message_of
+
+    def less(row: NewSchedule, at: datetime, *, kind: verdict.SentKind = "scheduled") -> Message:
+        if without == "life":
+            return right(replace(row, life=1), at, kind=kind)
+        return right(row, at)
+
+    with patch.object(verdict, "message_of", less), patch.object(api, "message_of", less):
+        yield
+
+
+@contextmanager
+def _removed_after_it_was_said() -> Iterator[None]:
+    right = Schedules.remove
+
+    async def soon(self: Schedules, name: str, *, cancel: bool = False) -> bool:
+        here = self._writing("cluster.schedules.remove")
+        found = await here.storage.schedules.get(schedule_key(name))
+        here.tasks.spawn(right(self, name, cancel=cancel), name="remove", report=False)
+        return found is not None
+
+    with patch.object(Schedules, "remove", soon):
+        yield
+
+
+@contextmanager
+def _lost_pause_taken_as_done() -> Iterator[None]:
+    right = Schedules.pause
+
+    async def careless(self: Schedules, name: str) -> bool:
+        try:
+            return await right(self, name)
+        except PersistenceError:
+            return True
+
+    with patch.object(Schedules, "pause", careless):
+        yield
+
+
+@contextmanager
+def _timer_kept_after_its_last_message() -> Iterator[None]:
+    right = verdict.fire_of
+
+    def kept(*args: Any, **known: Any) -> Fire | None:
+        fire = right(*args, **known)
+        return None if fire is None else replace(fire, is_over=False)
+
+    with patch.object(verdict, "fire_of", kept):
+        yield
+
+
 C9 = ("C9",)
 
 PLANTED: tuple[Planted, ...] = (
@@ -119,8 +186,19 @@ PLANTED: tuple[Planted, ...] = (
     ("overlap judged from memory", _overlap_judged_from_memory, workload.main, C9),
     ("resumed as if never paused", _resumed_as_if_never_paused, workload.main, C9),
     ("messages of a schedule stored before it moves", _messages_stored_before_the_row_moves, workload.main, C9),
+    ("content put anew counts from before", _content_put_anew_counts_from_before, workload.main, C9),
+    ("id of a message without the life", lambda: _ids_of_messages(without="life"), workload.main, C9),
+    ("id of a message without its kind", lambda: _ids_of_messages(without="kind"), workload.main, C9),
+    ("a schedule removed after that was said", _removed_after_it_was_said, workload.main, C9),
+    ("a lost pause taken as done", _lost_pause_taken_as_done, workload.main, C9),
+    ("timer kept after its last message", _timer_kept_after_its_last_message, workload.main, C9),
     ("skipped instants without a verdict", _skipped_without_a_verdict, workload.main, C9),
 )
 """Name, how it is planted, what finds it, and the promises that are then broken."""
-SAMPLE = {"the same schedule counts anew", "timer cancelled outside of the commit"}
+SAMPLE = {
+    "the same schedule counts anew",
+    "timer cancelled outside of the commit",
+    "id of a message without its kind",
+    "a lost pause taken as done",
+}
 """Those that every change is held against; the others take longer."""
