@@ -30,9 +30,10 @@ def whats(health: Health) -> list[str]:
 
 
 async def is_well(sim: Simulation) -> bool:
-    """Nothing is wrong, nor is anything about to be taken over."""
+    """Nothing is wrong, nothing is about to be taken over, and no runner is still about to be ready."""
     health = await sim.cluster.health()
-    return not whats(health) and health.owned_shards == health.shards
+    all_ready = health.healthy_runners == health.runners
+    return not whats(health) and all_ready and health.owned_shards == health.shards
 
 
 def hanging(cluster: Cluster) -> asyncio.Event:
