@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 
 
-def hints_of(fn: Callable[..., Any], cls: type, *, what: str) -> dict[str, Any]:
+def hints_of(fn: Callable[..., Any], cls: type | None, *, what: str) -> dict[str, Any]:
     """The annotations as types, by parameter, and "return".
 
-    Names are looked up in the module of the method; failing that, also in the class and in the scope that defines the
-    class: a class defined inside a function (a test) may use names that are local there.
+    Names are looked up in the module of the function; failing that, also in its class, if it is a method, and in the
+    scope that defines it: a class or function defined inside a function (a test) may use names that are local there.
     """
     try:
         return get_type_hints(fn, include_extras=True)
@@ -69,9 +69,10 @@ def item_hints(hints: dict[str, Any], *, what: str) -> dict[str, Any]:
     return {**hints, "return": get_args(declared)[0]}
 
 
-def _local_hints(fn: Callable[..., Any], cls: type, *, what: str) -> dict[str, Any]:
+def _local_hints(fn: Callable[..., Any], cls: type | None, *, what: str) -> dict[str, Any]:
+    names = {} if cls is None else vars(cls)
     try:
-        return get_type_hints(fn, localns={**locals_around(fn), **vars(cls)}, include_extras=True)
+        return get_type_hints(fn, localns={**locals_around(fn), **names}, include_extras=True)
     except Exception as error:
         raise refusal(
             f"{what}: its annotations cannot be read: {error}",
@@ -95,26 +96,28 @@ _IMMUTABLE = (str, int, float, bool, bytes, type(None))
 
 
 class Arguments:
-    """Encodes and decodes the arguments of one method.
+    """Encodes and decodes the arguments of one method, or of one function.
 
     The parameters are the fields of a Struct created once, which binds arguments to them in C: no call inspects a
     signature.
 
     Args:
-        fn: The method.
+        fn: The method or function.
         hints: Its annotations.
-        what: The rpc, for errors.
+        what: The rpc or task, for errors.
+        is_method: Whether its first parameter is self.
 
     Promise:
         `decode` accepts what `encode` returned, in this version of the program. Both refuse what does not fit the
         annotations.
     """
 
-    __slots__ = ("_checked", "_decode", "_from_json", "_keywords", "_make", "_signature", "_what", "names")
+    __slots__ = ("_before", "_checked", "_decode", "_from_json", "_keywords", "_make", "_signature", "_what", "names")
 
-    def __init__(self, fn: Callable[..., Any], hints: dict[str, Any], *, what: str) -> None:
+    def __init__(self, fn: Callable[..., Any], hints: dict[str, Any], *, what: str, is_method: bool = True) -> None:
         self._signature = inspect.signature(fn)
-        parameters = _parameters(self._signature, what=what)
+        self._before = (None,) if is_method else ()
+        parameters = _parameters(self._signature, what=what, is_method=is_method)
         by_keyword = [one for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
         self._what = what
         self._keywords = tuple(one.name for one in by_keyword)
@@ -174,6 +177,10 @@ class Arguments:
         split = len(values) - len(self._keywords)
         return values[:split], dict(zip(self._keywords, values[split:], strict=True))
 
+    def value(self, data: bytes, name: str) -> Any:
+        """The value of one parameter. Raises what `decode` raises."""
+        return getattr(self._decode(data, self._what), name)
+
     def keyed(self, data: bytes, names: Sequence[str]) -> tuple[tuple[Any, ...], bytes]:
         """The values of these parameters, and all arguments in one canonical form, for comparing [M4].
 
@@ -189,15 +196,15 @@ class Arguments:
     def _refuse_binding(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise Python's own error for the wrong arguments."""
         try:
-            self._signature.bind(None, *args, **kwargs)
+            self._signature.bind(*self._before, *args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._what}(): {error}") from None
 
 
-def _parameters(signature: inspect.Signature, *, what: str) -> Sequence[Parameter]:
+def _parameters(signature: inspect.Signature, *, what: str, is_method: bool) -> Sequence[Parameter]:
     """All parameters but self."""
     found = list(signature.parameters.values())
-    if not found or found[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+    if is_method and (not found or found[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)):
         raise refusal(
             f"{what} takes no self", hint="an rpc is a method of an entity: write self as its first parameter"
         )
@@ -207,7 +214,7 @@ def _parameters(signature: inspect.Signature, *, what: str) -> Sequence[Paramete
             f"{what} takes {str(several).split(':')[0]}, which has no type of its own for each argument",
             hint=f"name the parameters, or take one list or map: {several.name}: list[int]",
         )
-    return found[1:]
+    return found[1:] if is_method else found
 
 
 def _struct(parameters: Sequence[Parameter], by_keyword: Sequence[Parameter], fields: list[Any]) -> Any:

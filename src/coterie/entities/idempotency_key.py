@@ -16,7 +16,7 @@ import hashlib
 import re
 from datetime import UTC, date, datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID  # noqa: TID251 a type of values; none is generated here
 
 from msgspec import inspect
@@ -24,7 +24,7 @@ from msgspec import inspect
 from coterie.errors import MalformedMessage
 
 if TYPE_CHECKING:
-    from coterie.entities.rpc import Rpc
+    from coterie.entities.arguments import Arguments
 
 ACCEPTED = "a key is made of text, whole numbers, UUIDs, instants, dates or an Enum of those"
 
@@ -45,13 +45,32 @@ _KEYABLE = (
 )
 
 
-def key_of(rpc: Rpc, payload: bytes, explicit: str | None = None) -> tuple[str | None, bytes]:
+class Keyed(Protocol):
+    """Makes keys of arguments: an rpc, a task."""
+
+    @property
+    def what(self) -> str:
+        """Its name in errors."""
+        ...
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The parameters that form the key."""
+        ...
+
+    @property
+    def arguments(self) -> Arguments:
+        """Its arguments."""
+        ...
+
+
+def key_of(rpc: Keyed, payload: bytes, explicit: str | None = None) -> tuple[str | None, bytes]:
     """The key of a call as it is stored, and the digest of its arguments; None and empty bytes without a key.
 
     Args:
-        rpc: The method.
+        rpc: The method or task.
             payload: The arguments, as encoded by `Arguments.encode`.
-            explicit: The key of this call, which takes precedence over `@rpc(key=…)`.
+            explicit: The key of this call, which takes precedence over `key=` of the definition.
 
     Promise:
         Equal keys come from equal values of equal type, in every process and version. The digest leaves out
@@ -71,7 +90,7 @@ def key_of(rpc: Rpc, payload: bytes, explicit: str | None = None) -> tuple[str |
     return key, hashlib.sha256(canonical).digest()
 
 
-def derived_key(rpc: Rpc, payload: bytes, *, message_id: str, number: int) -> tuple[str, bytes]:
+def derived_key(rpc: Keyed, payload: bytes, *, message_id: str, number: int) -> tuple[str, bytes]:
     """Key and digest of a persisted call without its own key that a handler awaits [M6].
 
     Args:
@@ -109,17 +128,17 @@ def _can_be_key(info: inspect.Type) -> bool:
     return isinstance(info, _KEYABLE)
 
 
-def _from_text(rpc: Rpc, explicit: str) -> str:
+def _from_text(rpc: Keyed, explicit: str) -> str:
     if not isinstance(explicit, str):
         raise TypeError(f"{rpc.what}: key is {explicit!r}, and an explicit key is text: write str(…)")
     return _fitted(_part(rpc, "the explicit key", explicit))
 
 
-def _from_values(rpc: Rpc, values: tuple[Any, ...]) -> str:
+def _from_values(rpc: Keyed, values: tuple[Any, ...]) -> str:
     return _fitted("|".join(_part(rpc, name, value) for name, value in zip(rpc.key, values, strict=True)))
 
 
-def _part(rpc: Rpc, name: str, value: Any) -> str:
+def _part(rpc: Keyed, name: str, value: Any) -> str:
     if isinstance(value, Enum):
         value = value.value
     if value is None or value == "":

@@ -91,6 +91,16 @@ class Seat:
         return f"incoming:{group}"
 
     @staticmethod
+    def queue(name: str) -> str:
+        """The seat of a queue of jobs."""
+        return f"queue:{name}"
+
+    @staticmethod
+    def jobs(group: str, number: int) -> str:
+        """One of the seats of a group's jobs without a queue. No queue has a colon in its name."""
+        return f"queue:{group}:{number}"
+
+    @staticmethod
     def split(seat: str) -> tuple[str, str]:
         """The kind and the rest."""
         kind, _, rest = seat.partition(":")
