@@ -30,6 +30,14 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Caller(Protocol):
+    """Sends calls and jobs, and waits for their results."""
+
+    def call(self, call: Any, /) -> Coroutine[Any, Any, Any]:
+        """Send a call and wait for its result."""
+        ...
+
+
 class Sender(Protocol):
     """Sends calls: the cluster."""
 
@@ -42,27 +50,24 @@ class Sender(Protocol):
         ...
 
 
-class Call(Coroutine[Any, Any, T_co]):
-    """One call of an rpc, to be awaited or sent once [M14].
+class Sendable(Coroutine[Any, Any, T_co]):
+    """A call of an rpc or a job, to be awaited or sent once [M14].
 
     Args:
-        address: The entity.
-        rpc: The method.
         payload: The encoded arguments.
-        sender: Sends the call.
+        sender: Sends it and waits.
         timeout_s: How long to wait for the reply; None: the setting's default.
 
     Promise:
         Awaiting it twice raises an error, and does not send it twice. Cancelled before it starts, it sends nothing.
     """
 
-    __slots__ = ("_inner", "_is_sent", "_sender", "address", "key", "payload", "rpc", "tags", "timeout_s")
+    __slots__ = ("_inner", "_is_sent", "_sender", "key", "payload", "tags", "timeout_s")
 
-    def __init__(
-        self, address: EntityAddress, rpc: Rpc, payload: bytes, sender: Sender, timeout_s: float | None
-    ) -> None:
-        self.address = address
-        self.rpc = rpc
+    _kind: ClassVar[str]
+    """What it is, for errors."""
+
+    def __init__(self, payload: bytes, sender: Caller, timeout_s: float | None) -> None:
         self.payload = payload
         self.timeout_s = timeout_s
         self.key: str | None = None
@@ -72,13 +77,15 @@ class Call(Coroutine[Any, Any, T_co]):
         self._is_sent = False
 
     def mark_sent(self) -> None:
-        """Mark this call as sent by the caller of this method. Allowed once.
+        """Mark this as sent by the caller of this method. Allowed once.
 
         Raises:
             RuntimeError: It was sent before.
         """
         if self._is_sent:
-            raise RuntimeError(f"call {self!r} was awaited, sent or closed before: build a new one for each request")
+            raise RuntimeError(
+                f"{self._kind} {self!r} was awaited, sent or closed before: build a new one for each request"
+            )
         self._is_sent = True
 
     def __await__(self) -> Generator[Any, Any, T_co]:
@@ -102,7 +109,7 @@ class Call(Coroutine[Any, Any, T_co]):
         return self._inner.throw(typ) if val is tb is None else self._inner.throw(typ, val, tb)
 
     def close(self) -> None:
-        """Close the call. If it was not sent yet, it never will be."""
+        """Close it. If it was not sent yet, it never will be."""
         self._is_sent = True
         if self._inner is not None:
             self._inner.close()
@@ -112,12 +119,42 @@ class Call(Coroutine[Any, Any, T_co]):
         """For asyncio, which shows it in the name of a task."""
         return repr(self)
 
-    def __repr__(self) -> str:
-        return f"{self.address}.{self.rpc.name}"
-
     def __del__(self) -> None:
         if not self._is_sent and not sys.is_finalizing():
-            warnings.warn(f"call {self!r} was never awaited", RuntimeWarning, stacklevel=2, source=self)
+            warnings.warn(f"{self._kind} {self!r} was never awaited", RuntimeWarning, stacklevel=2, source=self)
+
+
+class Call(Sendable[T_co]):
+    """One call of an rpc.
+
+    Args:
+        address: The entity.
+        rpc: The method.
+        payload: The encoded arguments.
+        sender: Sends the call.
+        timeout_s: How long to wait for the reply; None: the setting's default.
+    """
+
+    __slots__ = ("address", "rpc")
+
+    _kind = "call"
+
+    def __init__(
+        self, address: EntityAddress, rpc: Rpc, payload: bytes, sender: Caller, timeout_s: float | None
+    ) -> None:
+        self.address = address
+        self.rpc = rpc
+        # As `Sendable.__init__`, which would take a quarter of the time that a call is made in.
+        self.payload = payload
+        self.timeout_s = timeout_s
+        self.key: str | None = None
+        self.tags: tuple[Tag, ...] = ()
+        self._sender = sender
+        self._inner: Coroutine[Any, Any, T_co] | None = None
+        self._is_sent = False
+
+    def __repr__(self) -> str:
+        return f"{self.address}.{self.rpc.name}"
 
 
 class Stream(AsyncIterator[T_co]):
