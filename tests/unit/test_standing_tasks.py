@@ -86,7 +86,7 @@ NOT_STANDING = {
     "entities/host/activation.py::Resident._spawn_resource": "holds a resource of the program open",
     "entities/host/resources.py::Resource.__init__": "holds a resource of the program open",
     "entities/calls/router.py::RouteNews.request": _ASKED,
-    "entities/persisted/reply.py::ReplyLookup.find": _ASKED,
+    "entities/persisted/reply.py::RowLookup.find": _ASKED,
     "entities/host/dispatch.py::CallQueue.serve_on": "takes what is ready; starts the next one whatever ends it",
     "entities/host/dispatch.py::SpareTask.__init__": "carries on one handler",
     "entities/persisted/suspects.py::Suspects.add": "ends with the last suspect; after an error a poll adds them again",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from coterie.entities.persisted import reply
-from coterie.entities.persisted.reply import ReplyLookup
+from coterie.entities.persisted.reply import RowLookup
 from coterie.errors import PersistenceError, ShuttingDown
 from tests.unit.entities.fake_storage import FakeStorage, unreachable
 from tests.unit.entities.test_outcome import message
@@ -15,10 +16,10 @@ from tests.unit.entities.test_outcome import message
 pytestmark = pytest.mark.simulated(seeds=2)
 
 
-def stocked(count: int) -> tuple[FakeStorage, ReplyLookup, list[str]]:
+def stocked(count: int) -> tuple[FakeStorage, RowLookup[Any], list[str]]:
     storage = FakeStorage()
     ids = [storage.messages.add(message(id=f"{number:032x}")).id for number in range(count)]
-    return storage, ReplyLookup(storage), ids  # type: ignore[arg-type] # as far as it is needed
+    return storage, RowLookup(storage.messages.look), ids
 
 
 async def test_those_who_ask_while_a_read_is_under_way_share_the_next_one() -> None:

@@ -1,12 +1,12 @@
 """Waits for the reply to a persisted call: asks the owner, and reads storage if the owner cannot be reached.
 
-Lookups that are requested while a read is in progress share the next read (`ReplyLookup`).
+Lookups that are requested while a read is in progress share the next read (`RowLookup`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from coterie.entities.calls.wire import LOOK
 from coterie.entities.persisted.outcome import dead, read_reply, too_late
@@ -23,7 +23,7 @@ from coterie.kernel.service import Tasks
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from coterie.entities.calls.client import CallClient
     from coterie.entities.persisted.inbox import Inbox
@@ -35,22 +35,32 @@ if TYPE_CHECKING:
 _TOGETHER = 500
 
 
-class ReplyLookup:
-    """Looks messages up. Requests that arrive while a read is in progress share the next one.
+class StoredRow(Protocol):
+    """A row that is found by its id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+RowT = TypeVar("RowT", bound=StoredRow)
+
+
+class RowLookup(Generic[RowT]):
+    """Looks messages or jobs up. Requests that arrive while a read is in progress share the next one.
 
     Args:
-        storage: Stores the messages.
+        look: Reads those that have these ids.
     """
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self, look: Callable[[Sequence[str]], Coroutine[Any, Any, Sequence[RowT]]]) -> None:
+        self._look = look
         self._tasks = Tasks("messages/seek")
-        self._wanted: dict[str, asyncio.Future[MessageRow | None]] = {}
+        self._wanted: dict[str, asyncio.Future[RowT | None]] = {}
         self._reading = False
         self._is_stopped = False
 
-    async def find(self, message_id: str) -> MessageRow | None:
-        """Look a message up. Returns None if no message has this id, or none any more.
+    async def find(self, message_id: str) -> RowT | None:
+        """Look a row up. Returns None if none has this id, or none any more.
 
         Raises:
             PersistenceError: Storage cannot be read.
@@ -65,6 +75,20 @@ class ReplyLookup:
             self._reading = True
             self._tasks.spawn(self._read(), name="read")
         return await asyncio.shield(found)
+
+    async def find_within(self, message_id: str, *, until_s: float) -> RowT | None:
+        """Look a row up; retry until this time of the loop's clock while storage is unreachable."""
+        time, pause_s = asyncio.get_running_loop().time, _PAUSE_S
+        while True:
+            try:
+                return await self.find(message_id)
+            except UnreadablePayload:
+                raise
+            except PersistenceError:
+                if time() + pause_s >= until_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
 
     async def stop(self) -> None:
         """Stop reading. Pending lookups fail with `ShuttingDown`."""
@@ -83,9 +107,9 @@ class ReplyLookup:
         finally:
             self._reading = False
 
-    async def _answer(self, ids: Sequence[str], asked: dict[str, asyncio.Future[MessageRow | None]]) -> None:
+    async def _answer(self, ids: Sequence[str], asked: dict[str, asyncio.Future[RowT | None]]) -> None:
         try:
-            rows = {row.id: row for row in await self._storage.messages.look(ids)}
+            rows = {row.id: row for row in await self._look(ids)}
         except UnreadablePayload as error:
             if len(ids) == 1:
                 return _fail(asked[ids[0]], error)
@@ -102,7 +126,7 @@ class ReplyLookup:
                     each.set_result(rows.get(message_id))
 
 
-def _fail(asked: asyncio.Future[MessageRow | None], error: Exception) -> None:
+def _fail(asked: asyncio.Future[Any], error: Exception) -> None:
     if not asked.done():
         asked.set_exception(error)
         asked.exception()  # mark it as retrieved: the caller may be gone
@@ -130,7 +154,7 @@ class ReplyWaiter:
 
     def __init__(self, calling: CallClient, storage: Storage) -> None:
         self._calling = calling
-        self._lookup = ReplyLookup(storage)
+        self._lookup: RowLookup[MessageRow] = RowLookup(storage.messages.look)
 
     async def reply(
         self,
@@ -195,17 +219,7 @@ class ReplyWaiter:
 
     async def find(self, message_id: str, *, until_s: float) -> MessageRow | None:
         """Look a message up; retry until the deadline while storage is unreachable."""
-        pause_s = _PAUSE_S
-        while True:
-            try:
-                return await self._lookup.find(message_id)
-            except UnreadablePayload:
-                raise
-            except PersistenceError:
-                if self._calling.time() + pause_s >= until_s:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+        return await self._lookup.find_within(message_id, until_s=until_s)
 
     async def request(self, message: Message, kind: int, *, due_s: float, within_s: float) -> bytes:
         """Ask the owner of a message. Returns its answer, empty if it takes longer, `LOOK` if it is not reached."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -53,7 +53,7 @@ from coterie.storage.interface import GROUP_MOST
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from datetime import datetime
 
     from coterie.entities.calls.client import CallClient
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import Transaction
     from coterie.storage.interface import Storage
     from coterie.transport.in_flight import PendingReply
+
+T = TypeVar("T")
 
 
 class DirectDelivery(Struct, eq=False, gc=False):
@@ -379,7 +381,7 @@ class PersistedSender:
         rpc, payload, type_name, entity_id = call.rpc, call.payload, entity_type.name, call.address.id
         require_small(payload, what=call, most_bytes=self._most_bytes)
         key, digest = (None, b"") if call.key is None and not rpc.key else key_of(rpc, payload, call.key)
-        if derives and key is None and isinstance(outer, StoredCall) and not has_ended(outer):
+        if derives and key is None and outer is not None and outer.is_stored and not has_ended(outer):
             number = effects_of(outer).number_call()
             key, digest = derived_key(rpc, payload, message_id=outer.message_id, number=number)
         seat = self._calling.routing.find(type_name, entity_id, entity_type.group).seat
@@ -421,17 +423,8 @@ class PersistedSender:
 
     async def _retry(self, message: Message, error: PersistenceError, *, until_s: float) -> Receipt:
         """Retry a failed insert until the deadline."""
-        pause_s, doubt = _PAUSE_S, None
-        while True:
-            doubt = error if error.outcome == "unknown" else doubt
-            if error.outcome == "refused" or self._calling.time() + pause_s >= until_s:
-                raise doubt or error from None  # an earlier try may have committed, even if this one failed
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _PAUSE_MOST_S)
-            try:
-                return await self._storage.messages.insert(message)
-            except PersistenceError as problem:
-                error = problem
+        insert = self._storage.messages.insert
+        return await retried(lambda: insert(message), error, until_s=until_s, time=self._calling.time)
 
     async def _collect(self, call: Call[Any], message: Message, outer: Work) -> MessageId[Any] | None:
         """Add a message to the handler's effects. Returns None if the handler has ended: a task it left behind sends.
@@ -537,6 +530,23 @@ class PersistedSender:
         if host is not None and host.inbox is not None:
             return host.inbox.now_s()
         return self._calling.clock.wall_ns() / 1e9
+
+
+async def retried(
+    insert: Callable[[], Awaitable[T]], error: PersistenceError, *, until_s: float, time: Callable[[], float]
+) -> T:
+    """Retry a failed insert until the deadline."""
+    pause_s, doubt = _PAUSE_S, None
+    while True:
+        doubt = error if error.outcome == "unknown" else doubt
+        if error.outcome == "refused" or time() + pause_s >= until_s:
+            raise doubt or error from None  # an earlier try may have committed, even if this one failed
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 2, _PAUSE_MOST_S)
+        try:
+            return await insert()
+        except PersistenceError as problem:
+            error = problem
 
 
 def _unsend(message_id: str) -> bool:
