@@ -263,6 +263,7 @@ ACTIVATIONS = _counter("coterie_activations_total", "Lives of entities that bega
 # Persisted messages
 
 MESSAGES_SENT = _counter("coterie_messages_sent_total", "Messages that this process has stored", "type rpc")
+JOBS_SENT = _counter("coterie_jobs_sent_total", "Jobs that this process has stored", "task")
 MESSAGES = _counter(
     "coterie_messages_total",
     "Attempts of persisted messages that have ended: ok, declared, retried (there will be another one),"

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from coterie.kernel.retry import Retry
     from coterie.ownership.seats import Tenure
     from coterie.settings import Settings
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import Storage
     from coterie.work.threads import Threads
@@ -109,6 +110,8 @@ class Host:
         self.tasks = Tasks("entities/resources")
         self.on_timer: Callable[[str, datetime], object] = lambda _seat, _at: None
         """Called with the seat and the time of each timer that was set."""
+        self.on_job: Callable[[NewJob], object] = lambda _: None
+        """Called with each job that a handler has sent, when it is stored."""
         self.responder = Responder(name, self.counts)
         self._loop = asyncio.get_running_loop()
         self.idle = IdleEntities(self._loop, clock.steady_ns, lambda: self._hosted.values(), self._evict)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coterie.entities.host.host import Host
     from coterie.entities.host.work import Work
     from coterie.kernel.serialization.versions import Versioned
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.schedules import TimerChange
 
 log = logging.getLogger("coterie.entities")
@@ -96,11 +97,13 @@ class HandlerEffects:
     Created at first use (`effects_of`): most volatile calls have none, most persisted messages only `BARE`.
     """
 
-    __slots__ = ("calls", "forgets", "in_block", "is_open", "sends", "timers", "transaction")
+    __slots__ = ("calls", "forgets", "in_block", "is_open", "jobs", "sends", "timers", "transaction")
 
     def __init__(self) -> None:
         self.sends: list[Message] = []
         """Messages that the handler sent: stored when it succeeds, then handed over."""
+        self.jobs: list[NewJob] = []
+        """Jobs that it sent, likewise."""
         self.timers: dict[str, TimerChange] = {}
         """Timers that the handler set or cancelled, by name."""
         self.transaction: Transaction | None = None
@@ -205,6 +208,7 @@ class Commits:
             resident.entity.state = resident.kept.restored()
         effects.is_open = False
         effects.sends.clear()
+        effects.jobs.clear()
         effects.timers.clear()
         effects.forgets = False
         transaction, effects.transaction = effects.transaction, None
@@ -234,12 +238,13 @@ class Commits:
             self._handlers.raised(work, RuntimeError(problem))
             return
         sends = () if effects is None else tuple(effects.sends)
+        jobs = () if effects is None else tuple(effects.jobs)
         timers = () if effects is None else tuple(effects.timers.values())
         message = work.message_id if work.is_stored else None
-        write = Commit(work.resident.shard.tenure.claim, message, body, change, sends, timers=timers)
+        write = Commit(work.resident.shard.tenure.claim, message, body, change, sends, jobs, timers)
         if transaction is not None:
             self._tasks.spawn(self._with_transaction(work, write, transaction), name=f"commit {work.target}")
-        elif self._messages is None or not (work.is_stored or change or sends or timers):
+        elif self._messages is None or not (work.is_stored or change or sends or jobs or timers):
             self.written(work, write)
         else:
             self._submit(work, write)
@@ -319,6 +324,8 @@ class Commits:
         for message in write.sends if is_new else ():  # what was stored a while ago may have run: its owner polls it
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._hand_over(message)
+        for job in write.jobs:
+            self._host.on_job(job)
         for timer in write.timers:
             if timer.timer is not None and timer.timer.next_at is not None:
                 self._host.on_timer(timer.timer.seat, timer.timer.next_at)
@@ -371,6 +378,7 @@ def _change(work: Work) -> StateChange | None:
 
 def _conflict(work: Work, write: Commit) -> KeyConflict:
     """The database does not say which key conflicts; the next attempt finds out when it sends."""
-    keyed = [message for message in write.sends if message.key is not None]
-    keys = ", ".join(shown_key(message.key or "") for message in keyed)
-    return KeyConflict(target=f"one of the messages that {work.target} sent", key=keys, message_id=keyed[0].id)
+    keyed = [(each.id, each.key) for each in write.sends] + [(each.id, each.key) for each in write.jobs]
+    used = [(found, key) for found, key in keyed if key is not None]
+    keys = ", ".join(shown_key(key) for _, key in used)
+    return KeyConflict(target=f"one of the messages that {work.target} sent", key=keys, message_id=used[0][0])
