@@ -32,6 +32,7 @@ from coterie.ownership.lease_thread import SideLoop, ThreadSideLoop
 from coterie.ownership.machine_id import IdGenerator
 from coterie.storage.contracts.activity import Act
 from coterie.storage.engines import is_in_memory, open_storage, require_keys
+from coterie.tasks.exchange import JobExchange
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Route, Transport, TransportLimits, Wire
 from coterie.transport.peers import Peers
@@ -125,6 +126,7 @@ class Client(Service):
         )
         self.directory = Directory(self.storage.view, parts.clock)
         self.calling: CallClient = CallClient(self, clock=parts.clock, chance=parts.chance, storage=self.storage)
+        self.jobs = JobExchange(self)
         self.commits = CommitWatcher(self.storage.user_writes, wake=self._wake_holders, supervisor=parts.supervisor)
         self.collector = Collector(self, parts.clock)
         self.tokens: Tokens
@@ -241,6 +243,7 @@ class Client(Service):
         self._transport = self._new_transport(Routes(), listens=False)
         await self._transport.start()
         self.calling.join(self._transport)
+        self.jobs.join(self._transport)
         self.tasks.supervise(self.calling.watch, name="watch calls", supervisor=self.supervisor)
 
     async def _stop(self) -> None:
@@ -268,6 +271,7 @@ class Client(Service):
             last.push_async_callback(self.directory.stop)
             last.push_async_callback(self.pruner.stop)
             last.push_async_callback(self.commits.stop)
+            last.push_async_callback(self.jobs.stop)
             await self.collector.stop()
 
     def _new_transport(self, routes: Routes, *, listens: bool) -> Transport:

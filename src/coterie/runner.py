@@ -376,6 +376,7 @@ class Runner(Client):
         routes = Routes()
         transport = self._transport = self._new_transport(routes, listens=True)
         self.calling.join(transport, routes)
+        self.jobs.join(transport, routes)
         routes.register(Route.OBSERVE, FactsServer(self.facts))
         self._life = RunnerLife(transport, self._new_membership(transport, routes), self._has_settled)
         await self._life.start()
@@ -420,6 +421,7 @@ class Runner(Client):
         self._settled.clear()
         self._missing = f"it was evicted ({reason}) and is not registered again yet"
         self.calling.part()
+        self.jobs.part()
         await self._life.stop()
         await self._come_back(reason)
         self._ended_by = None

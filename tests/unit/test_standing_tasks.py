@@ -141,6 +141,8 @@ NOT_STANDING = {
     "storage/sqlite/executor.py::ThreadExecutor._post": "one callback",
     "storage/user_transaction.py::UserTransaction._start_the_clock": _TIMER_ONCE,
     "storage/user_transaction.py::UserTransaction._end": "one end of a transaction",
+    "tasks/exchange.py::JobExchange._send": "one attempt to connect: what the frames say is found by sweeps",
+    "tasks/exchange.py::JobExchange._tell_holder": "one search for a holder: likewise",
     "transport/connection.py::Connection.close": _TIMER_ONCE,
     "kernel/deadlines.py::Deadlines.arm": "arms itself again whatever a sweep raises",
     "transport/listener.py::PendingSocket.__init__": _TIMER_ONCE,

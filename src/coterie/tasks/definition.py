@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from coterie.kernel.retry import Retry
     from coterie.kernel.serialization.codec import Codec
-    from coterie.tasks.wire import Pool
+    from coterie.tasks.frames import Pool
 
 SEATS = 8
 """How many seats share the jobs without a queue of one group."""

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from coterie.storage.contracts.jobs import JobDelivery, JobHead
-from coterie.tasks import wire
-from coterie.tasks.wire import (
+from coterie.tasks import frames
+from coterie.tasks.frames import (
     Assignment,
     JobCancel,
     JobOver,
@@ -29,7 +29,7 @@ SLOTS = Slots(
     PoolSlots(0),
     tasks={"send_email": KnownTask("f1"), "zip": KnownTask("f2", "thread")},
 )
-FRAMES: list[wire.Frame] = [
+FRAMES: list[frames.Frame] = [
     JobsSent("queue:mail", (HEAD,), due_in_s=3.5),
     SlotsQuestion("queue:mail", 4),
     Assignment("queue:mail", 4, 1_800_000_000.25, (DELIVERY,)),
@@ -41,21 +41,21 @@ FRAMES: list[wire.Frame] = [
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
-def test_a_frame_is_decoded_as_it_was_encoded(frame: wire.Frame) -> None:
-    assert wire.decode(wire.encode(frame)) == frame
+def test_a_frame_is_decoded_as_it_was_encoded(frame: frames.Frame) -> None:
+    assert frames.decode(frames.encode(frame)) == frame
 
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
-def test_fields_that_a_newer_version_has_added_are_skipped(frame: wire.Frame) -> None:
-    fields = msgspec.msgpack.decode(wire.encode(frame))
-    assert wire.decode(wire.encode([*fields, "new"])) == frame
+def test_fields_that_a_newer_version_has_added_are_skipped(frame: frames.Frame) -> None:
+    fields = msgspec.msgpack.decode(frames.encode(frame))
+    assert frames.decode(frames.encode([*fields, "new"])) == frame
 
 
 def test_slots_are_decoded_as_they_were_encoded() -> None:
-    assert wire.decode_slots(wire.encode(SLOTS)) == SLOTS
+    assert frames.decode_slots(frames.encode(SLOTS)) == SLOTS
 
 
-@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x90", wire.encode([99, "queue:mail"]), wire.encode([1, ""])])
+@pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x90", frames.encode([99, "queue:mail"]), frames.encode([1, ""])])
 def test_junk_is_dropped(junk: bytes) -> None:
-    assert wire.decode(junk) is None
-    assert wire.decode_slots(junk) is None
+    assert frames.decode(junk) is None
+    assert frames.decode_slots(junk) is None
