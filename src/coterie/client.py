@@ -34,6 +34,7 @@ from coterie.storage.contracts.activity import Act
 from coterie.storage.engines import is_in_memory, open_storage, require_keys
 from coterie.tasks.exchange import JobExchange
 from coterie.tasks.sender import JobSender
+from coterie.tasks.worker.processes import ProcessPool
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Route, Transport, TransportLimits, Wire
 from coterie.transport.peers import Peers
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from coterie.entities.persisted.commit_watcher import News
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
+    from coterie.tasks.worker.processes import BodyProcesses
     from coterie.work.threads import Threads
 
 log = logging.getLogger("coterie")
@@ -75,6 +77,7 @@ class ClientParts:
         usage: Measures what the process uses of its machine.
         supervisor: Knows the standing tasks of the process that fail.
         new_threads: Makes the threads in which plain functions of a runner run.
+        new_processes: Makes the processes in which bodies of its tasks run.
     """
 
     clock: Clock
@@ -87,6 +90,7 @@ class ClientParts:
     usage: Callable[[], Usage] = Usage
     supervisor: Supervisor = field(default_factory=Supervisor)
     new_threads: Callable[[Settings], Threads] = ThreadPool
+    new_processes: Callable[[Settings], BodyProcesses] = ProcessPool
 
 
 def system_parts(settings: Settings) -> ClientParts:
