@@ -100,12 +100,16 @@ def _when(at: str | None, delay: str | None) -> tuple[datetime | None, float]:
         refuse("--at and --in are both given", hint="give one of them", code=WRONG)
     if at is None:
         return None, 0.0 if delay is None else to_seconds(delay, what="--in", allow_zero=True)
+    return instant_of(at, option="--at"), 0.0
+
+
+def instant_of(text: str, *, option: str) -> datetime:
+    """Parse an instant with its zone."""
     try:
-        due = datetime.fromisoformat(at)
+        at = datetime.fromisoformat(text)
     except ValueError:
-        refuse(f'--at is "{at}", which is no instant', hint="write 2026-03-29T02:30:00+02:00", code=WRONG)
-    if due.tzinfo is None:
-        refuse(
-            f"naive datetime {at} given to --at", hint=f"add a zone: {due.isoformat()}+00:00, or Z for UTC", code=WRONG
-        )
-    return due, 0.0
+        refuse(f'{option} is "{text}", which is no instant', hint="write 2026-03-29T02:30:00+02:00", code=WRONG)
+    if at.tzinfo is None:
+        hint = f"add a zone: {at.isoformat()}+00:00, or Z for UTC"
+        refuse(f"naive datetime {text} given to {option}", hint=hint, code=WRONG)
+    return at
