@@ -196,6 +196,18 @@ PRUNED_ROWS = _counter("coterie_pruned_rows_total", "Rows that were deleted beca
 OLDEST_INCOMING = _gauge(
     "coterie_oldest_incoming_seconds", "How long the oldest call from SQL has waited to be moved, of the whole cluster"
 )
+QUEUE_JOBS = _gauge(
+    "coterie_queue_jobs",
+    "Jobs that are waiting, running, scheduled (for later, or another attempt), parked (no runner has the task) or "
+    "dead, of the whole cluster, counted up to a bound; default:* are the tasks of group default without a queue",
+    "queue state",
+)
+QUEUE_OLDEST = _gauge(
+    "coterie_queue_oldest_seconds",
+    "How long the oldest job of a queue that may run has waited, of the whole cluster",
+    "queue",
+)
+QUEUE_PAUSED = _gauge("coterie_queue_paused", "1 while a queue is paused, of the whole cluster", "queue")
 DEAD_LETTERS = _gauge(
     "coterie_dead_letters", "Messages that were given up, of the whole cluster, counted up to a bound"
 )
@@ -281,21 +293,6 @@ INCOMING = _counter(
 
 SCHEDULED = _counter(
     "coterie_scheduled_total", "Instants of schedules and timers that this runner has sent or skipped", "outcome"
-)
-
-# Jobs
-
-JOBS = _counter(
-    "coterie_jobs_total",
-    "Attempts of jobs that have ended: ok, declared (an error that the task declares), retried (there will be another "
-    "one), snoozed (put off), discarded, dead, cancelled or returned (given back)",
-    "task outcome",
-)
-JOB_DURATION = _histogram(
-    "coterie_job_duration_seconds", "How long an attempt of a job took, with its commit", "task", bounds=_LONG_SECONDS
-)
-JOB_WAIT = _histogram(
-    "coterie_job_wait_seconds", "How long after it was due an attempt of a job began", "task", bounds=_LONG_SECONDS
 )
 
 # Workflows

@@ -13,6 +13,7 @@ from coterie.kernel.ids import Seat
 from coterie.kernel.service import Tasks
 from coterie.observe.facts import ClusterFacts, Incoming, LocalFacts, Overdue
 from coterie.observe.health import BOUNDS, judge, readiness
+from coterie.observe.jobs import queues
 from coterie.ownership.directory import peer_of
 from coterie.transport.interface import Route
 
@@ -181,6 +182,7 @@ class Collector:
                 runners = group.create_task(self._ask_all(view))
                 backlog = group.create_task(storage.messages.backlog(most=_OVERDUE_MOST, dead_most=_DEAD_MOST))
                 incoming = group.create_task(storage.incoming.backlog(most=_INCOMING_MOST))
+                lines = group.create_task(queues.read(storage.jobs))
                 unpruned = group.create_task(self._unpruned())
                 singletons = group.create_task(self._singletons(wanted="singleton" in kinds))
                 crons = group.create_task(self._crons(wanted="cron" in kinds))
@@ -195,6 +197,7 @@ class Collector:
             crons=crons.result(),
             overdue=_overdue(found),
             incoming=tuple(map(_incoming, incoming.result())),
+            queues=lines.result(),
             unpruned=unpruned.result(),
             dead=found.dead,
             free_s=self._free.saw(view, now_ns / 1e9),

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,11 +19,11 @@ import msgspec
 from coterie.kernel import metrics
 from coterie.kernel.supervisor import FailingTask  # noqa: TC001 msgspec reads it
 from coterie.storage import unreadable_rows
+from coterie.storage.contracts.jobs import QueueLimits
 from coterie.work.threads import StubbornBody  # noqa: TC001 as above
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from datetime import datetime
 
     from coterie.cron.api import CronInfo
     from coterie.entities.host.host import Host
@@ -137,6 +138,32 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """How many of that type wait, counted up to a bound."""
 
 
+class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue of jobs, or the tasks of a group that have no queue. Numbers are counted up to a bound."""
+
+    name: str
+    """As the program names it; `default:*` are the tasks of group `default` that have no queue."""
+    group: str
+    seats: tuple[str, ...]
+    """Where its jobs are claimed: one, and several without a queue."""
+    ready: int = 0
+    later: int = 0
+    """Jobs that wait for their time, or for another attempt."""
+    parked: int = 0
+    """Jobs of tasks that no living runner of the group has."""
+    claimed: int = 0
+    dead: int = 0
+    oldest_s: float | None = None
+    """How long the oldest ready job has been due; None: there is none."""
+    parked_tasks: tuple[str, ...] = ()
+    limits: QueueLimits = QueueLimits()
+    """Those in force."""
+    is_set: bool = False
+    """Whether they were set at run time."""
+    paused_at: datetime | None = None
+    expected_wait_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
     """The facts about the whole cluster."""
@@ -152,6 +179,8 @@ class ClusterFacts:
     """The longest waiting message of each seat, longest waiting first; not all, if there are many."""
     incoming: tuple[Incoming, ...] = ()
     """What SQL has sent and no runner has moved yet, the longest waiting first; not all, if there are many types."""
+    queues: tuple[QueueFacts, ...] = ()
+    """The queues of jobs, by name."""
     unpruned: Mapping[str, float] = field(default_factory=dict)
     """By table, for how many seconds its oldest row is overdue for pruning; tables without such rows are left out."""
     dead: int = 0

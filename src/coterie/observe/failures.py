@@ -1,4 +1,4 @@
-"""Summaries of failures: dead messages by error, crons whose last run failed. Pure."""
+"""Summaries of failures: dead messages and jobs by error, crons whose last run failed. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from coterie.cron.api import CronInfo
     from coterie.entities.persisted.api import MessageInfo
+    from coterie.storage.contracts.jobs import JobRow
 
 _ATTEMPT = re.compile(r"attempt \d+: ")
 _TYPE = re.compile(r"([A-Za-z_][\w.]*)(?=:|,|$)")
@@ -36,6 +37,26 @@ def messages(dead: Iterable[MessageInfo], *, texts: bool) -> tuple[Failure, ...]
             id=str(alike[-1].id),
         )
         for (what, error), alike in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    )
+
+
+def jobs(dead: Iterable[JobRow], *, texts: bool) -> tuple[Failure, ...]:
+    """Dead jobs, grouped by task and error; the most frequent first."""
+    found: dict[tuple[str, str], list[JobRow]] = {}
+    for each in dead:
+        error = worded(each.errors[-1].error if each.errors else "", texts=texts)
+        found.setdefault((each.task, error), []).append(each)
+    return tuple(
+        Failure(
+            kind="jobs",
+            what=task,
+            count=len(alike),
+            error=error,
+            first_at=min(each.ended_at or each.sent_at for each in alike),
+            last_at=max(each.ended_at or each.sent_at for each in alike),
+            id=max(each.id for each in alike),
+        )
+        for (task, error), alike in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
     )
 
 

@@ -9,9 +9,13 @@ from coterie.observe.health import Status
 from coterie.work.pruner import TABLES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from coterie.kernel.metrics import Meter
-    from coterie.observe.facts import LocalFacts
+    from coterie.observe.facts import LocalFacts, QueueFacts
     from coterie.observe.health import Health
+
+_QUEUES = (metrics.QUEUE_JOBS, metrics.QUEUE_OLDEST, metrics.QUEUE_PAUSED)
 
 
 def sample(facts: LocalFacts, health: Health | None = None) -> None:
@@ -58,6 +62,7 @@ def _sample_cluster(health: Health | None) -> None:
             metrics.OLDEST_MESSAGE,
             metrics.OLDEST_INCOMING,
             metrics.PRUNE_OVERDUE,
+            *_QUEUES,
         ):
             meter.forget()
         return
@@ -69,6 +74,24 @@ def _sample_cluster(health: Health | None) -> None:
         metrics.PRUNE_OVERDUE.of(table).value = health.facts.unpruned.get(table, 0.0)
     _set(metrics.OLDEST_MESSAGE, max((each.late_s for each in health.facts.overdue), default=0.0))
     _set(metrics.OLDEST_INCOMING, max((each.waited_s for each in health.facts.incoming), default=0.0))
+    _sample_queues(health.facts.queues)
+
+
+def _sample_queues(queues: Sequence[QueueFacts]) -> None:
+    for meter in _QUEUES:
+        meter.forget()  # a queue may be gone
+    for each in queues:
+        counts = {
+            "waiting": each.ready,
+            "running": each.claimed,
+            "scheduled": each.later,
+            "parked": each.parked,
+            "dead": each.dead,
+        }
+        for state, count in counts.items():
+            metrics.QUEUE_JOBS.of(each.name, state).value = count
+        metrics.QUEUE_OLDEST.of(each.name).value = max(each.oldest_s or 0.0, 0.0)
+        metrics.QUEUE_PAUSED.of(each.name).value = float(each.paused_at is not None)
 
 
 def _set(meter: Meter, value: float | None) -> None:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Literal
 
 from coterie.kernel.ids import Seat
 from coterie.observe.failures import worded
+from coterie.observe.jobs import queues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from datetime import datetime
 
     from coterie.cron.api import CronInfo
-    from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls, LocalFacts, Overdue
+    from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls, LocalFacts, Overdue, QueueFacts
     from coterie.singletons.api import SingletonInfo
     from coterie.storage.interface import RunnerRow, SeatRow
 
@@ -134,6 +135,7 @@ def judge(facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Health:
         *(reason for _, reason in _crons(facts, bounds)),
         *_messages(facts, facts.overdue, bounds),
         *_incoming(facts, bounds),
+        *(reason for each in facts.queues for reason in queue_reasons(each, facts, bounds)),
         *_pruning(facts, bounds),
     ]
     reasons.sort(key=lambda reason: -_WORSE.index(reason.status))  # stable: reasons of one status keep their order
@@ -539,6 +541,14 @@ def _incoming(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:
     if len(late) > _NAMED:
         problem = f"calls to {len(late) - _NAMED} more types wait"
         yield Reason(status="degraded", what="calls from SQL", problem=problem)
+
+
+def queue_reasons(queue: QueueFacts, facts: ClusterFacts, bounds: Bounds = BOUNDS) -> Iterator[Reason]:
+    """What is wrong with a queue. None of it is a runner's fault, so none becomes unready by it."""
+    holders = {seat.name: seat.holder for seat in facts.view.seats}
+    free = sum(holders.get(seat) is None and not _is_moving(seat, facts, bounds) for seat in queue.seats)
+    for problem, hint in queues.troubles(queue, free=free):
+        yield Reason(status="degraded", what=f"queue {queue.name}", problem=problem, hint=hint)
 
 
 def _pruning(facts: ClusterFacts, bounds: Bounds) -> Iterator[Reason]:

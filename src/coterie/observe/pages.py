@@ -13,12 +13,14 @@ from coterie.entities.persisted.api import Messages
 from coterie.kernel.ids import Seat
 from coterie.observe import failures
 from coterie.observe.failures import worded
-from coterie.observe.health import excluded, judge
+from coterie.observe.health import excluded, judge, queue_reasons
+from coterie.observe.jobs import queues
 from coterie.observe.rates import Rate, rates, together
 from coterie.observe.view import (
     PAGES,
     CronLine,
     EntityLine,
+    JobsPage,
     MessagesPage,
     OverdueLine,
     Overview,
@@ -31,6 +33,7 @@ from coterie.observe.view import (
     WorkflowLine,
 )
 from coterie.ownership.assignment import targets
+from coterie.storage.contracts.jobs import JobFilter
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -42,7 +45,9 @@ if TYPE_CHECKING:
     from coterie.entities.persisted.api import MessageInfo
     from coterie.observe.facts import ClusterFacts, LocalFacts
     from coterie.observe.health import Health
+    from coterie.observe.view import QueueLine
     from coterie.singletons.api import SingletonInfo
+    from coterie.storage.contracts.jobs import JobRow
     from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
     from coterie.workflows.api import WorkflowInfo
 
@@ -293,7 +298,8 @@ class ViewReader:
         facts = await self._fresh(within_s)
         dead = await self._dead(facts) if {"overview", "messages"} & set(pages) else []
         workflows = await self._workflows() if "workflows" in pages else ()
-        data = Pages(judge(facts), self._rates, dead, workflows, texts=texts)
+        dead_jobs = await self._dead_jobs(facts) if {"overview", "jobs"} & set(pages) else ()
+        data = Pages(judge(facts), self._rates, dead, workflows, dead_jobs=dead_jobs, texts=texts)
         local = self._here.facts()
         self._revision += 1  # messages and workflows are read each time
         return View(
@@ -322,6 +328,11 @@ class ViewReader:
         messages = Messages(lambda: self._here.storage.messages)
         return await messages.list(status="dead", limit=_DEAD_MOST)
 
+    async def _dead_jobs(self, facts: ClusterFacts) -> Sequence[JobRow]:
+        if not any(each.dead for each in facts.queues):
+            return ()
+        return await self._here.storage.jobs.list(JobFilter(state="dead"), most=_DEAD_MOST)
+
     async def _workflows(self) -> tuple[WorkflowLine, ...]:
         from coterie.workflows.api import Workflows
 
@@ -337,6 +348,7 @@ class Pages:
         happening: The rates of each runner, by its incarnation.
         dead: Dead messages, some of them.
         workflows: Runs of workflows.
+        dead_jobs: Dead jobs, some of them.
         texts: Whether to include texts of the program.
     """
 
@@ -347,8 +359,10 @@ class Pages:
         dead: Sequence[MessageInfo] = (),
         workflows: tuple[WorkflowLine, ...] = (),
         *,
+        dead_jobs: Sequence[JobRow] = (),
         texts: bool = True,
     ) -> None:
+        self._dead_jobs = dead_jobs
         self._health = health
         self._facts = health.facts
         self._happening = happening
@@ -377,8 +391,11 @@ class Pages:
             overdue_s=0.0 if self._facts.oldest is None else self._facts.oldest.late_s,
             singletons=self._singletons,
             crons=self._crons,
+            queues=self._queues,
+            dead_jobs=sum(each.dead for each in self._facts.queues),
             failures=(
                 *failures.messages(self._dead, texts=self._texts),
+                *failures.jobs(self._dead_jobs, texts=self._texts),
                 *failures.crons(self._facts.crons, texts=self._texts),
             ),
         )
@@ -418,6 +435,14 @@ class Pages:
             failures=failures.messages(self._dead, texts=self._texts),
         )
 
+    def jobs(self) -> JobsPage:
+        """Queues, and dead jobs."""
+        return JobsPage(
+            queues=self._queues,
+            dead=sum(each.dead for each in self._facts.queues),
+            failures=failures.jobs(self._dead_jobs, texts=self._texts),
+        )
+
     def workflows(self) -> Any:
         """Runs of workflows."""
         return self._workflows if self._texts else tuple(without_text(each) for each in self._workflows)
@@ -429,6 +454,11 @@ class Pages:
     @cached_property
     def _crons(self) -> tuple[CronLine, ...]:
         return tuple(cron(each, self._facts, texts=self._texts) for each in self._facts.crons)
+
+    @cached_property
+    def _queues(self) -> tuple[QueueLine, ...]:
+        problems = {each.name: [why.problem for why in queue_reasons(each, self._facts)] for each in self._facts.queues}
+        return tuple(queues.line(each, self._facts, problems[each.name]) for each in self._facts.queues)
 
     def _sum(self, field: str) -> int | None:
         """The sum over all runners; None if not all of them replied."""

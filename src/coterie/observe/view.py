@@ -10,6 +10,7 @@ singletons  a list of `SingletonLine`
 cron        a list of `CronLine`
 entities    a list of `EntityLine`
 messages    `MessagesPage`: pending and dead messages
+jobs        `JobsPage`: queues, and dead jobs
 workflows   a list of `WorkflowLine`, those that changed last first
 """
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from coterie.observe.health import Reason, Status
     from coterie.work.threads import StubbornBody
 
-PAGES = ("overview", "runners", "shards", "singletons", "cron", "entities", "messages", "workflows")
+PAGES = ("overview", "runners", "shards", "singletons", "cron", "entities", "messages", "jobs", "workflows")
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,17 +193,17 @@ class EntityLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failure: messages that died for one reason, or the last run of a cron."""
+    """A failure: messages or jobs that died for one reason, or the last run of a cron."""
 
-    kind: Literal["messages", "cron"]
+    kind: Literal["messages", "jobs", "cron"]
     what: str
-    """`Account.charge`, `cleanup`."""
+    """`Account.charge`, `send_email`, `cleanup`."""
     count: int
     error: str
     first_at: datetime | None
     last_at: datetime | None
     id: str | None
-    """Id of the last such message."""
+    """Id of the last such message or job."""
 
 
 class OverdueLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +229,47 @@ class MessagesPage(msgspec.Struct, frozen=True, kw_only=True):
     overdue: tuple[OverdueLine, ...]
     failures: tuple[Failure, ...]
     """Dead messages by failure, as far as they were read."""
+
+
+class QueueLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue of jobs. Numbers are counted up to a bound."""
+
+    name: str
+    """As the program names it; `default:*` are the tasks of group `default` that have no queue."""
+    group: str
+    runners: tuple[str, ...]
+    """Who holds its seat, and so decides what starts; several without a queue."""
+    waiting: int
+    oldest_s: float | None
+    """How long the oldest waiting job has been due; None: none waits."""
+    running: int
+    scheduled: int
+    """Jobs that wait for their time, or for another attempt."""
+    parked: int
+    """Jobs of tasks that no living runner of the group has."""
+    dead: int
+    concurrency: int | None
+    """How many may run at once; None: no limit."""
+    partition_concurrency: int | None
+    rate: float | None
+    """How many may start in a second; None: no limit."""
+    is_set: bool
+    """Whether its limits were set at run time: they beat those of the program."""
+    paused_at: datetime | None
+    expected_wait_s: float | None
+    """The age of the oldest waiting job from which on it is degraded."""
+    problem: str
+    """What is wrong; empty: nothing."""
+
+
+class JobsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs."""
+
+    queues: tuple[QueueLine, ...]
+    dead: int
+    """Of all queues, counted up to a bound in each."""
+    failures: tuple[Failure, ...]
+    """Dead jobs by failure, as far as they were read."""
 
 
 class WorkflowLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,4 +311,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """For how long the most overdue message has been due."""
     singletons: tuple[SingletonLine, ...]
     crons: tuple[CronLine, ...]
+    queues: tuple[QueueLine, ...]
+    dead_jobs: int
+    """Counted up to a bound in each queue."""
     failures: tuple[Failure, ...]

@@ -49,6 +49,7 @@ Tables = dict[Path, dict[str, Any]]
 _KEYS: Mapping[Path, Callable[[Any], str]] = {
     ("overview", "singletons"): attrgetter("name"),
     ("overview", "crons"): attrgetter("name"),
+    ("overview", "queues"): attrgetter("name"),
     ("runners",): attrgetter("id"),
     ("shards", "shards"): attrgetter("shard"),
     ("shards", "groups"): attrgetter("group"),
@@ -56,6 +57,7 @@ _KEYS: Mapping[Path, Callable[[Any], str]] = {
     ("cron",): attrgetter("name"),
     ("entities",): attrgetter("type"),
     ("messages", "overdue"): attrgetter("id"),
+    ("jobs", "queues"): attrgetter("name"),
     ("workflows",): lambda line: f"{line.kind}/{line.name}/{line.id}",
 }
 """Lists whose rows are sent one by one, by what names a row; `page/store.js` has the same ones."""

@@ -13,9 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from coterie.cli import COMMANDS, cli
+from coterie.observe.jobs.filter import JOB_QUALIFIERS, JOB_WORDS
 from coterie.observe.message_filter import QUALIFIERS, STATES
 from tests.unit.cli.command_runner import Said
 from tests.unit.cli.test_completion import commands
+from tests.unit.cli.test_schedules import put
 from tests.unit.cli.test_workflows import started
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
 EXAMPLES = [line.removeprefix("$ ") for line in PAGE.splitlines() if line.startswith("$ ")]
-OURS = ("call", "entities", "messages", "workflows", "kv", "completion")
+OURS = ("call", "entities", "messages", "schedules", "workflows", "kv", "completion")
 """Those that are run here; the others only have to be understood."""
 
 
@@ -59,6 +61,7 @@ def test_the_examples_run(ask: Ask, stored: Stored) -> None:
     """In the order of the page, with an id and a token where it says so."""
     for id_ in ("order-7", "order-8"):
         started(stored, id_)
+    put(stored, "report/acme")
     for example in EXAMPLES:
         _, name, *_ = args = shlex.split(example)
         if name in OURS:
@@ -86,7 +89,11 @@ def completion(args: list[str]) -> Said:
 
 
 def test_qualifiers_and_states_are_those_of_the_code() -> None:
-    shown = set(re.findall(r"^\| `(\w+):", PAGE, re.MULTILINE))
-    assert shown == set(QUALIFIERS)
-    for state in STATES:
-        assert f"`{state}`" in PAGE
+    of_messages, of_jobs = PAGE.partition("## Messages")[2].split("## Queues and jobs")
+    for text, qualifiers, states in (
+        (of_messages, QUALIFIERS, STATES),
+        (of_jobs.partition("## Schedules")[0], JOB_QUALIFIERS, JOB_WORDS),
+    ):
+        assert set(re.findall(r"^\| `(\w+):", text, re.MULTILINE)) == set(qualifiers)
+        for state in states:
+            assert f"`{state}`" in text

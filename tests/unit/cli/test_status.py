@@ -103,6 +103,8 @@ def overview(**more: Any) -> Overview:
         "overdue_s": 0.0,
         "singletons": SINGLETONS,
         "crons": CRONS,
+        "queues": (),
+        "dead_jobs": 0,
         "failures": (),
     }
     return Overview(**given | more)

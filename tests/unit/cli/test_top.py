@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.cli.commands.top import KEYS, Panel, frame
-from coterie.observe.view import EntityLine, Failure, MessagesPage, OverdueLine, RunnerLine, View
+from coterie.observe.view import EntityLine, Failure, JobsPage, MessagesPage, OverdueLine, QueueLine, RunnerLine, View
 from tests.unit.cli.command_runner import coterie, require_golden, screen
 from tests.unit.cli.terminal import terminal
 from tests.unit.cli.test_status import CRONS, ORPHANS, SINGLETONS, overview
@@ -44,6 +44,40 @@ def runner(name: str, shards: int, **more: Any) -> RunnerLine:
     return RunnerLine(name=name, shards=shards, **given | more)
 
 
+JOBS = JobsPage(
+    queues=(
+        QueueLine(
+            name="emails",
+            group="default",
+            runners=("web-1",),
+            waiting=1_204,
+            oldest_s=95.0,
+            running=20,
+            scheduled=3,
+            parked=0,
+            dead=2,
+            concurrency=20,
+            partition_concurrency=None,
+            rate=50.0,
+            is_set=False,
+            paused_at=None,
+            expected_wait_s=None,
+            problem="",
+        ),
+    ),
+    dead=2,
+    failures=(
+        Failure(
+            kind="jobs",
+            what="send_email",
+            count=2,
+            error="SmtpError: no such mailbox",
+            first_at=ago(720),
+            last_at=ago(2),
+            id="0c",
+        ),
+    ),
+)
 MESSAGES = MessagesPage(
     waiting=31,
     running=4,
@@ -72,6 +106,7 @@ DATA: dict[str, Any] = {
     "cron": CRONS,
     "entities": (EntityLine(type="Account", resident=4812, runners={"web-1": 4811, "web-3": 1}, is_complete=False),),
     "messages": MESSAGES,
+    "jobs": JOBS,
 }
 
 
@@ -87,7 +122,7 @@ def test_the_panel_of_runners() -> None:
     require_golden("top_runners", shown(panel))
 
 
-@pytest.mark.parametrize("key", ["3", "4", "5", "6", "?"])
+@pytest.mark.parametrize("key", ["3", "4", "5", "6", "7", "?"])
 def test_the_other_pages(key: str) -> None:
     panel = Panel()
     panel.press(key)
@@ -109,7 +144,7 @@ def test_a_filter_leaves_lines_that_have_it_and_the_names_of_columns() -> None:
 
 def test_keys_that_mean_nothing_do_nothing() -> None:
     panel = Panel()
-    for key in "7x\t0":
+    for key in "8x\t0":
         panel.press(key)
     assert panel == Panel()
     panel.press(" ")

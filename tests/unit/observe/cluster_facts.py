@@ -7,8 +7,9 @@ from typing import Any
 
 from coterie.cron.api import CronInfo
 from coterie.kernel.ids import Seat
-from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue
+from coterie.observe.facts import ClusterFacts, LocalFacts, Overdue, QueueFacts
 from coterie.singletons.api import SingletonInfo
+from coterie.storage.contracts.jobs import QueueLimits
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 
 NOW = datetime(2026, 3, 27, 20, 48, tzinfo=UTC)
@@ -101,6 +102,12 @@ def cron(name: str = "nightly", **more: Any) -> CronInfo:
 def overdue(late_s: float, *, shard: int = 1) -> Overdue:
     """A message that waits."""
     return Overdue(id=f"id-{shard}", what="Account/alice.charge", seat=f"shard:default:{shard}", late_s=late_s)
+
+
+def queue(name: str = "emails", **more: Any) -> QueueFacts:
+    """A queue that is well, with the limit of 20 jobs at once."""
+    given: dict[str, Any] = {"group": "default", "seats": (f"queue:{name}",), "limits": QueueLimits(concurrency=20)}
+    return QueueFacts(name=name, **given | more)
 
 
 def cluster(

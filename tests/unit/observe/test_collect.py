@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from coterie.client import Client
+    from coterie.storage.contracts.jobs import QueueRow
     from coterie.transport.interface import Request, Transport
 
 AWAY = PersistenceError(doing="look", problem="the database is away", outcome="unreachable")
@@ -69,7 +70,10 @@ class ObservedProcess:
         )
         messages = SimpleNamespace(backlog=self._backlog)
         incoming = SimpleNamespace(backlog=self._incoming)
-        self.storage = SimpleNamespace(view=self._view, messages=messages, incoming=incoming, overdue=self._overdue)
+        jobs = SimpleNamespace(queues=self._queues)
+        self.storage = SimpleNamespace(
+            view=self._view, messages=messages, incoming=incoming, jobs=jobs, overdue=self._overdue
+        )
         self.transport = wires or Wires(web_1=lambda: encoded(local()))
         self.clock = ManualClock()
         self.collector = Collector(cast("Client", self), self.clock)
@@ -91,6 +95,9 @@ class ObservedProcess:
     async def _backlog(self, *, most: int, dead_most: int) -> Backlog:
         assert (most > 0, dead_most > 0) == (True, True)
         return Backlog(NOW, self.late, 3)
+
+    async def _queues(self) -> list[QueueRow]:
+        return []
 
     async def _incoming(self, *, most: int) -> list[WaitingIncoming]:
         assert most > 0

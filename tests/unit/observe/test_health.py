@@ -5,14 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from coterie.kernel.supervisor import FailingTask
 from coterie.observe.facts import ClusterFacts, ExcludedSeat, FailingCalls, Incoming
 from coterie.observe.health import BOUNDS, judge, liveness, readiness
+from coterie.storage.contracts.jobs import QueueLimits
+from tests.unit.observe import cluster_facts
 from tests.unit.observe.cluster_facts import NOW, ago, cluster, cron, local, overdue, row, seat, shards, singleton
 
 if TYPE_CHECKING:
+    from coterie.observe.facts import QueueFacts
     from coterie.observe.health import Reason, Status
 
 
@@ -539,3 +543,72 @@ def test_a_task_of_a_seat_that_keeps_failing_turns_no_runner_off() -> None:
 def test_the_bounds_can_be_told() -> None:
     assert BOUNDS.takeover_s == 10.0
     assert BOUNDS.stuck_s > BOUNDS.late_s
+
+
+# Queues
+
+
+def queue_problems(*queues: QueueFacts, **more: Any) -> dict[str, str]:
+    seats = [cluster_facts.seat(name) for each in queues for name in each.seats]
+    judged = judge(cluster_facts.cluster(queues=queues, **{"seats": seats, **more}))
+    assert {each.status for each in judged.reasons} <= {"degraded"}
+    assert not any(each.runner for each in judged.reasons), "none of it makes a runner unready"
+    return {each.what: each.problem for each in judged.reasons}
+
+
+def test_a_queue_whose_oldest_job_waits_longer_than_expected_is_degraded() -> None:
+    slow = cluster_facts.queue(ready=31, claimed=20, oldest_s=95.0, expected_wait_s=60.0)
+    problem = "its oldest job waits for 95s (expected within 60s); 31 jobs waiting, 20 of 20 running"
+    assert queue_problems(slow) == {"queue emails": problem}
+    for quick in (
+        msgspec.structs.replace(slow, oldest_s=60.0),
+        msgspec.structs.replace(slow, oldest_s=None, ready=0),
+        msgspec.structs.replace(slow, expected_wait_s=None),
+        cluster_facts.queue(claimed=20, ready=10_000, oldest_s=1e6),
+    ):
+        assert queue_problems(quick) == {}
+
+
+def test_a_paused_queue_is_well_whatever_waits() -> None:
+    slow = cluster_facts.queue(ready=31, parked=2, oldest_s=95.0, expected_wait_s=60.0, paused_at=ago(90))
+    assert queue_problems(slow) == {}
+    assert queue_problems(slow, seats=cluster_facts.shards(1)) == {}, "nor does anybody have to hold it"
+
+
+def test_a_queue_that_no_runner_holds_is_degraded_once_jobs_wait() -> None:
+    free = [cluster_facts.seat("queue:emails", None)]
+    waiting = cluster_facts.queue(ready=1)
+    problem = {"queue emails": "1 job waiting, and no runner claims its jobs"}
+    assert queue_problems(waiting, seats=free) == problem
+    assert queue_problems(waiting, seats=[]) == problem
+    assert queue_problems(waiting, seats=free, free_s={"queue:emails": 3.0}) == {}, "a takeover"
+    assert queue_problems(cluster_facts.queue(), seats=free) == {}
+    names = ("queue:default:0", "queue:default:1")
+    some = cluster_facts.queue("default:*", seats=names, ready=10_000)
+    seats = [cluster_facts.seat(names[0]), cluster_facts.seat(names[1], None)]
+    assert queue_problems(some, seats=seats) == {
+        "queue default:*": "10,000 jobs or more waiting, and 1 of 2 seats free"
+    }
+
+
+def test_jobs_that_no_runner_has_the_task_of_are_reported_with_their_tasks() -> None:
+    tasks = ("a", "b", "c", "d")
+    parked = cluster_facts.queue(parked=7, parked_tasks=tasks)
+    assert queue_problems(parked) == {"queue emails": "7 jobs parked: no runner has task a, b, c and 1 more"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "claimed", "hint"),
+    [
+        ({"concurrency": 20}, 20, "coterie queues limits emails --concurrency 40 allows more"),
+        ({"rate": 50.0, "burst": 5.0}, 3, "it may start 50/s"),
+        ({}, 3, "more runners, or more slots"),
+    ],
+)
+def test_the_hint_of_a_slow_queue_names_what_holds_it_up(limits: dict[str, Any], claimed: int, hint: str) -> None:
+    slow = cluster_facts.queue(
+        ready=9, claimed=claimed, oldest_s=95.0, expected_wait_s=60.0, limits=QueueLimits(**limits)
+    )
+    seats = [cluster_facts.seat("queue:emails")]
+    (reason,) = judge(cluster_facts.cluster(queues=(slow,), seats=seats)).reasons
+    assert hint in reason.hint

@@ -13,9 +13,12 @@ from coterie.entities.persisted.api import FailedAttempt, MessageInfo
 from coterie.kernel.ids import MessageId
 from coterie.observe.failures import worded
 from coterie.observe.health import judge
+from coterie.observe.jobs import queues
 from coterie.observe.pages import Pages
 from coterie.observe.rates import rates
 from coterie.observe.view import PAGES, WorkflowLine
+from coterie.storage.contracts.jobs import JobRow
+from coterie.storage.contracts.messages import Attempt
 from coterie.work.threads import StubbornBody
 from tests.unit.observe import cluster_facts
 from tests.unit.observe.cluster_facts import NOW, ago
@@ -192,7 +195,7 @@ def test_no_text_of_the_program_is_shown_where_none_is_wanted() -> None:
     dead = letter("a", f"OSError: {SECRET}")
 
     def told(*, texts: bool) -> str:
-        made = pages(facts, dead, workflows=(run,), texts=texts)
+        made = pages(facts, dead, workflows=(run,), dead_jobs=[dead_job("id-1")], texts=texts)
         return str(msgspec.to_builtins({page: getattr(made, page)() for page in PAGES}))
 
     assert SECRET not in told(texts=False)
@@ -213,3 +216,66 @@ def test_no_text_of_the_program_is_shown_where_none_is_wanted() -> None:
 )
 def test_an_error_without_text_is_its_type(error: str, shown: str) -> None:
     assert worded(error, texts=False) == shown
+
+
+def test_queues_tell_who_holds_them_and_what_is_wrong() -> None:
+    emails = cluster_facts.queue(claimed=20, ready=31, oldest_s=95.0, expected_wait_s=60.0)
+    plain = cluster_facts.queue("default:*", seats=("queue:default:0", "queue:default:1"), dead=3)
+    seats = [cluster_facts.seat(name) for each in (emails, plain) for name in each.seats]
+    told = pages(
+        cluster_facts.cluster(seats=seats, queues=(plain, emails)), dead_jobs=[dead_job("id-1"), dead_job("id-2")]
+    )
+    page = told.jobs()
+    first, second = page.queues
+    assert (first.name, first.runners, first.problem, page.dead) == ("default:*", ("web-1",), "", 3)
+    assert (second.waiting, second.running, second.concurrency) == (31, 20, 20)
+    assert second.problem.startswith(
+        "its oldest job waits for 95s (expected within 60s); 31 jobs waiting, 20 of 20 running"
+    )
+    (failure,) = page.failures
+    assert (failure.kind, failure.what, failure.count, failure.id) == ("jobs", "send_email", 2, "id-2")
+    assert failure.error == f"SmtpError: {SECRET}"
+    overview = told.overview()
+    assert (overview.queues, overview.dead_jobs, overview.failures) == (page.queues, 3, page.failures)
+
+
+def dead_job(id: str) -> JobRow:
+    return JobRow(
+        id=id,
+        seat="queue:emails",
+        part="",
+        task="send_email",
+        fingerprint="",
+        state="dead",
+        key=None,
+        priority=0,
+        sent_at=ago(90),
+        due_at=ago(90),
+        claimed_at=ago(60),
+        ended_at=ago(30),
+        claim=1,
+        runner=None,
+        ran_by="id-web-1",
+        failures=1,
+        lost=0,
+        cancelling=False,
+        errors=(Attempt(1, ago(30), f"SmtpError: {SECRET}\nTraceback"),),
+        payload=b"",
+        reply=None,
+        tags={},
+        progress=None,
+        trace_id=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seat", "name"),
+    [("queue:emails", "emails"), ("queue:default:7", "default:*"), ("queue:gpu:0", "gpu:*"), ("queue:a1", "a1")],
+)
+def test_seats_of_tasks_without_a_queue_are_one_line(seat: str, name: str) -> None:
+    assert queues.name_of(seat) == name
+
+
+@pytest.mark.parametrize(("rate", "text"), [(50.0, "50/s"), (0.5, "30/m"), (10 / 86_400, "10/d"), (2.5, "150/m")])
+def test_a_rate_is_written_in_whole_numbers(rate: float, text: str) -> None:
+    assert queues.rate_text(rate) == text

@@ -40,22 +40,29 @@ if TYPE_CHECKING:
 
 def parse(text: str, *, state: str | None = None, tag: str | None = None) -> MessageOptions:
     """Parse qualifiers, and the values of `--state` and `--tag`. Any mistake ends the command, in two lines."""
+    return _checked(parse_qualifiers(text, QUALIFIERS, example=EXAMPLE, state=state, tag=tag))
+
+
+def parse_qualifiers(
+    text: str, qualifiers: Sequence[str], *, example: str, state: str | None = None, tag: str | None = None
+) -> dict[str, str]:
+    """Parse qualifiers, each given once, and the values of `--state` and `--tag`."""
     given: dict[str, str] = {}
     for word in _words(text):
         name, colon, value = word.partition(":")
         if not colon or not value:
-            refuse(f'cannot read "{word}" in the filter', hint=f"write qualifier:value, as in {EXAMPLE}", code=WRONG)
-        if name not in QUALIFIERS:
-            near = get_close_matches(name, QUALIFIERS, 1)
+            refuse(f'cannot read "{word}" in the filter', hint=f"write qualifier:value, as in {example}", code=WRONG)
+        if name not in qualifiers:
+            near = get_close_matches(name, qualifiers, 1)
             meant = f'did you mean "{near[0]}"? ' if near else ""
-            refuse(f'unknown qualifier "{name}"', hint=f"{meant}there are {', '.join(QUALIFIERS)}", code=WRONG)
+            refuse(f'unknown qualifier "{name}"', hint=f"{meant}there are {', '.join(qualifiers)}", code=WRONG)
         if name in given:
             refuse(f"{name} is given twice: {given[name]} and {value}", hint="give it once", code=WRONG)
         given[name] = value
     for option, wanted in (("state", state), ("tag", tag)):
         if wanted is not None and given.setdefault(option, wanted) != wanted:
             refuse(f"--{option} is {wanted}, and the filter says {given[option]}", hint="give one of them", code=WRONG)
-    return _checked(given)
+    return given
 
 
 def _words(text: str) -> list[str]:

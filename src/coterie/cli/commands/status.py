@@ -8,6 +8,7 @@ import click
 
 from coterie.cli.client import NO, YES, ClientCommand, client_command, counted, quick, sampled
 from coterie.cli.commands.cron import table as cron_table
+from coterie.cli.commands.queues import table as queue_table
 from coterie.cli.commands.singletons import table as singleton_table
 from coterie.cli.output import Screen, plain, plural, safe
 
@@ -48,6 +49,7 @@ def text(overview: Overview, *, where: str, now: datetime, screen: Screen) -> st
         _figures(overview, screen),
         singleton_table(screen, overview.singletons, now) if overview.singletons else "",
         cron_table(screen, overview.crons, now) if overview.crons else "",
+        queue_table(screen, overview.queues, now) if overview.queues else "",
         _dead(overview),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -100,6 +102,9 @@ def _traffic(overview: Overview) -> str:
 
 
 def _dead(overview: Overview) -> str:
-    if not overview.dead:
-        return ""
-    return f"{plural(overview.dead, 'dead message')}: coterie messages list --state dead"
+    lines = [
+        f"{plural(dead, f'dead {what}')}: coterie {what}s list --state dead"
+        for dead, what in ((overview.dead, "message"), (overview.dead_jobs, "job"))
+        if dead
+    ]
+    return "\n".join(lines)

@@ -15,26 +15,28 @@ from typing import TYPE_CHECKING
 import click
 
 from coterie.cli.client import WRONG, YES, ClientCommand, client_command, counted, quick, refuse, view_reader
-from coterie.cli.commands import cron, runners, shards, singletons
+from coterie.cli.commands import cron, queues, runners, shards, singletons
 from coterie.cli.commands.status import standing
 from coterie.cli.output import Screen, as_json, echo, lasting, plural, pressed_keys, safe
 from coterie.errors import CoterieError
 from coterie.work.limits import set_within
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rich.live import Live
 
     from coterie.observe.pages import ViewReader
-    from coterie.observe.view import EntityLine, MessagesPage, Overview, View
+    from coterie.observe.view import EntityLine, Failure, JobsPage, MessagesPage, Overview, View
 
 
-PAGES = ("runners", "shards", "singletons", "cron", "entities", "messages")
-"""Selected by the keys 1 to 6."""
-KEYS = "q quit  space pause  1-6 pages  / filter  ? help"
+PAGES = ("runners", "shards", "singletons", "cron", "entities", "messages", "jobs")
+"""Selected by the keys 1 to 7."""
+KEYS = "q quit  space pause  1-7 pages  / filter  ? help"
 _SEEN = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
 _HELP = """\
-1 runners   2 shards   3 singletons   4 cron   5 entities   6 messages
+1 runners   2 shards   3 singletons   4 cron   5 entities   6 messages   7 jobs
 space       stop and go on
 /           show only lines with a text; Enter keeps it, Esc ends it
 q           quit"""
@@ -68,7 +70,7 @@ class Panel:
             self.helping = not self.helping
         elif key == _ESCAPE:
             self.filter, self.helping = "", False
-        elif key in "123456":
+        elif key in "1234567":
             self.page = PAGES[int(key) - 1]
 
     def _type(self, key: str) -> None:
@@ -131,6 +133,8 @@ def body(page: str, view: View, screen: Screen) -> str:
         return singletons.table(screen, data[page], view.at) if data[page] else "no singletons yet"
     if page == "cron":
         return cron.table(screen, data[page], view.at, full=True) if data[page] else "no crons yet"
+    if page == "jobs":
+        return _jobs(screen, data[page], view.at)
     return _entities(screen, data[page]) if page == "entities" else _messages(screen, data[page])
 
 
@@ -178,16 +182,26 @@ def _entities(screen: Screen, lines: tuple[EntityLine, ...]) -> str:
 
 def _messages(screen: Screen, page: MessagesPage) -> str:
     rows = [
-        *(
-            (f"{each.count:,} dead", each.what, each.error, f"coterie messages show {each.id}")
-            for each in page.failures
-        ),
+        *_dead(page.failures, "messages"),
         *(
             (f"late {lasting(each.late_s)}", each.what, each.shard, f"coterie messages show {each.id}")
             for each in page.overdue
         ),
     ]
     return screen.table(("STATE", "WHAT", "WHY OR WHERE", "LOOK"), rows) if rows else "nothing is late, nothing is dead"
+
+
+def _dead(failures: tuple[Failure, ...], noun: str) -> list[tuple[str, str, str, str]]:
+    return [(f"{each.count:,} dead", each.what, each.error, f"coterie {noun} show {each.id}") for each in failures]
+
+
+def _jobs(screen: Screen, page: JobsPage, now: datetime) -> str:
+    if not page.queues:
+        return "no queues yet"
+    parts = [queues.table(screen, page.queues, now)]
+    if page.failures:
+        parts.append(screen.table(("STATE", "TASK", "WHY", "LOOK"), _dead(page.failures, "jobs")))
+    return "\n\n".join(parts)
 
 
 _EVERY_S = 1.0
@@ -199,7 +213,7 @@ _DRAWN_S = 0.25
 @click.command()
 @client_command
 async def command(ctx: ClientCommand) -> int:
-    """The same as status, live. Keys: q, space, 1-6, / and ?.
+    """The same as status, live. Keys: q, space, 1-7, / and ?.
 
     With --json one object per second and line, until it is interrupted.
 

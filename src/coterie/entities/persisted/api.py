@@ -244,7 +244,7 @@ def _filter(*, status: Status | None, entity: str | None, older_than: Duration |
 
 
 def _info(row: MessageRow) -> MessageInfo:
-    reply, failure = _told(row.reply)
+    reply, failure = told_reply(row.reply)
     return MessageInfo(
         id=MessageId(row.id),
         entity=f"{row.entity_type}/{row.entity_id}",
@@ -257,7 +257,7 @@ def _info(row: MessageRow) -> MessageInfo:
         completed_at=row.completed_at,
         attempts=row.attempts,
         errors=tuple(FailedAttempt(one.number, one.at, one.error) for one in row.errors),
-        payload=_plain(row.payload),
+        payload=plain_value(row.payload),
         reply=reply,
         failure=failure,
         trace_id=spans.id_of(row.trace_id),
@@ -266,18 +266,19 @@ def _info(row: MessageRow) -> MessageInfo:
     )
 
 
-def _told(reply: bytes | None) -> tuple[Any, str | None]:
+def told_reply(reply: bytes | None) -> tuple[Any, str | None]:
     """The result and the failure of a stored reply; one of the two is None."""
     if not reply:
         return None, None
     if reply[0] != MARK:
-        return _plain(reply), None
+        return plain_value(reply), None
     marked = read_marked(reply)
     error = read_failure(marked if isinstance(marked, bytes) else b"", {})
     return None, error.message if isinstance(error, CoterieError) else str(error)
 
 
-def _plain(data: bytes) -> Any:
+def plain_value(data: bytes) -> Any:
+    """A stored value as plain values; bytes if it cannot be decoded."""
     try:
         return PLAIN.decode(data)
     except MalformedMessage:

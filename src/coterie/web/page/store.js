@@ -7,6 +7,7 @@ const COLLATOR = new Intl.Collator("en", { numeric: true });
 const KEYS = {
   "overview.singletons": (row) => row.name,
   "overview.crons": (row) => row.name,
+  "overview.queues": (row) => row.name,
   runners: (row) => row.id,
   "shards.shards": (row) => row.shard,
   "shards.groups": (row) => row.group,
@@ -14,6 +15,7 @@ const KEYS = {
   cron: (row) => row.name,
   entities: (row) => row.type,
   "messages.overdue": (row) => row.id,
+  "jobs.queues": (row) => row.name,
   workflows: (row) => `${row.kind}/${row.name}/${row.id}`,
 };
 
