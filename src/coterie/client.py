@@ -18,7 +18,7 @@ from coterie.errors import CoterieError, NotReady, PersistenceError, RunnerUnava
 from coterie.kernel import spans
 from coterie.kernel.clock import Clock, SystemClock
 from coterie.kernel.fork_guard import ProcessOrigin
-from coterie.kernel.ids import new_incarnation
+from coterie.kernel.ids import Seat, new_incarnation
 from coterie.kernel.random import Random
 from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
@@ -33,6 +33,8 @@ from coterie.ownership.machine_id import IdGenerator
 from coterie.storage.contracts.activity import Act
 from coterie.storage.engines import is_in_memory, open_storage, require_keys
 from coterie.tasks.exchange import JobExchange
+from coterie.tasks.sender import JobSender
+from coterie.tasks.worker.processes import ProcessPool
 from coterie.transport.identity import Identity, host_id, process_id, shared_secrets
 from coterie.transport.interface import Route, Transport, TransportLimits, Wire
 from coterie.transport.peers import Peers
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from coterie.entities.persisted.commit_watcher import News
     from coterie.settings import Settings
     from coterie.storage.interface import RunnerRow, SeatRow, Storage
+    from coterie.tasks.worker.processes import BodyProcesses
     from coterie.work.threads import Threads
 
 log = logging.getLogger("coterie")
@@ -74,6 +77,7 @@ class ClientParts:
         usage: Measures what the process uses of its machine.
         supervisor: Knows the standing tasks of the process that fail.
         new_threads: Makes the threads in which plain functions of a runner run.
+        new_processes: Makes the processes in which bodies of its tasks run.
     """
 
     clock: Clock
@@ -86,6 +90,7 @@ class ClientParts:
     usage: Callable[[], Usage] = Usage
     supervisor: Supervisor = field(default_factory=Supervisor)
     new_threads: Callable[[Settings], Threads] = ThreadPool
+    new_processes: Callable[[Settings], BodyProcesses] = ProcessPool
 
 
 def system_parts(settings: Settings) -> ClientParts:
@@ -127,6 +132,7 @@ class Client(Service):
         self.directory = Directory(self.storage.view, parts.clock)
         self.calling: CallClient = CallClient(self, clock=parts.clock, chance=parts.chance, storage=self.storage)
         self.jobs = JobExchange(self)
+        self.job_sender = JobSender(self.calling, self.storage, self.jobs)
         self.commits = CommitWatcher(self.storage.user_writes, wake=self._wake_holders, supervisor=parts.supervisor)
         self.collector = Collector(self, parts.clock)
         self.tokens: Tokens
@@ -223,8 +229,12 @@ class Client(Service):
 
     async def _wake_holders(self, news: Collection[News]) -> None:
         """Wake the holders of seats on which a user's transaction has stored something, now that it has committed."""
-        poll = self.calling.persisted.ask_to_poll({seat for seat, unit in news if not unit})
-        await asyncio.gather(poll, *(self.wake(seat, about=unit) for seat, unit in news if unit))
+        for seat in sorted({seat for seat, _ in news if Seat.is_queue(seat)}):
+            self.job_sender.hint_seat(seat)
+        messages = {seat for seat, unit in news if not unit and not Seat.is_queue(seat)}
+        await asyncio.gather(
+            self.calling.persisted.ask_to_poll(messages), *(self.wake(seat, about=unit) for seat, unit in news if unit)
+        )
 
     async def _wake(self, holder: RunnerRow, notice: str) -> None:
         peer = peer_of(holder)
@@ -272,6 +282,7 @@ class Client(Service):
             last.push_async_callback(self.pruner.stop)
             last.push_async_callback(self.commits.stop)
             last.push_async_callback(self.jobs.stop)
+            last.push_async_callback(self.job_sender.stop)
             await self.collector.stop()
 
     def _new_transport(self, routes: Routes, *, listens: bool) -> Transport:

@@ -13,19 +13,19 @@ from coterie.entities.persisted.api import Messages
 from coterie.entities.persisted.edit import send_edited
 from coterie.entities.persisted.outcome import transaction_here
 from coterie.entities.persisted.transaction import TransactionBlock
-from coterie.entities.reference import address_of, require_call
+from coterie.entities.reference import address_of
 from coterie.kernel import spans
-from coterie.kernel.durations import seconds_or_none, to_seconds
+from coterie.kernel.durations import seconds_or_none
 from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.service import State
 from coterie.kv.store import KeyValueStore
+from coterie.message_bus import MessageBus
 from coterie.participant import Participant
 from coterie.program import Program
 from coterie.runner import Runner
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
-from coterie.work.tags import tags_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -91,6 +91,7 @@ class Cluster(Definitions):
         self._acting = acting = self._participant.acting
         self._writing = writing = self._participant.writing
         self._program = Program(self, acting, self._start_workflow)
+        self._bus = MessageBus(self._program, acting, lambda: self._outbox)
         self.kv: KeyValueStore[Any] = KeyValueStore(
             lambda: acting().values, codec_for(Any), claim=self._participant.claim
         )
@@ -283,20 +284,14 @@ class Cluster(Definitions):
         """Await a call with options for this call only: `await cluster.call(account.charge(7), timeout="1s")`.
 
         Args:
-            call: What a method of a reference returned.
+            call: What a method of a reference returned, or `job` of a task.
             timeout: How long to wait for the reply.
-            key: Idempotency key: calls with the same key are one call. Persisted rpcs only.
+            key: Idempotency key: calls with the same key are one call. Persisted rpcs and jobs only.
 
         Raises:
-            TypeError: The argument is not a call, or has a key and is not persisted.
+            TypeError: The argument is neither call nor job, or has a key and is not persisted.
         """
-        taken = require_call(call, what="cluster.call")
-        if key is not None and not taken.rpc.persisted:
-            raise TypeError(f"{taken!r} is not persisted, and has no key: keys are kept in the database")
-        if timeout is not None:
-            taken.timeout_s = to_seconds(timeout, what="timeout")
-        taken.key = key
-        result: T = await self._program.entities.call(taken)
+        result: T = await self._bus.call(call, timeout=timeout, key=key)
         return result
 
     async def send(
@@ -306,43 +301,36 @@ class Cluster(Definitions):
         at: datetime | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         via: object = None,
     ) -> MessageId[T]:
-        """Send a call without waiting for its reply: `await cluster.send(account.charge("order-7", 500))`.
+        """Send a call or job without waiting for its reply: `await cluster.send(account.charge("order-7", 500))`.
 
-        A persisted call is stored when this returns; `result` waits for its reply. Inside a handler it is stored
-        atomically with the handler's reply and state, and runs after that commit. A volatile call has been accepted by
-        a runner when this returns, and may be lost with that runner.
+        A persisted call or job is stored when this returns; `result` waits for its reply. Inside a handler or job it is
+        stored atomically with what that does, and runs after that commit. A volatile call has been accepted by a runner
+        when this returns, and may be lost with that runner. Options but `priority` are for persisted rpcs and jobs.
 
         Args:
-            call: What a method of a reference returned.
-            at: When it is to run: an instant with a time zone, by the database's clock. Persisted rpcs only.
+            call: What a method of a reference returned, or `job` of a task.
+            at: When it is to run: an instant with a time zone, by the database's clock.
             delay: The same, relative to now.
-            key: Idempotency key: sends with the same key are one message. Persisted rpcs only.
+            key: Idempotency key: sends with the same key are one message.
+            priority: Of a job, instead of that of its task: from -100 to 100, higher ones run first.
             tags: Names and values by which `cluster.messages.list(tag=…)` finds it; they are stored as they are, also
-                where payloads are encrypted. Persisted rpcs only.
+                where payloads are encrypted.
             via: Your own connection, session or transaction: the message is stored by it, and runs when it commits,
-                or never. Persisted rpcs only.
+                or never.
 
         Raises:
-            TypeError: The argument is not a call; or it is volatile, and an option is for persisted rpcs; or `via` is
-                nothing that can store a message.
-            InvalidArgument: `via` would commit by itself, or is a connection to another database; or there are too many
-                tags, or one is too long.
+            TypeError: The argument is neither call nor job; or it has an option that is not for it; or `via` is nothing
+                that can store a message.
+            InvalidArgument: The priority is out of range; or `via` would commit by itself, or is a connection to
+                another database; or there are too many tags, or one is too long.
             KeyConflict: The key was used before with other arguments.
             PersistenceError: The message could not be stored.
         """
-        taken = require_call(call, what="cluster.send")
-        options = (("at", at), ("delay", delay), ("key", key), ("tags", tags), ("via", via))
-        given = [name for name, value in options if value is not None]
-        if given and not taken.rpc.persisted:
-            raise TypeError(f"{taken!r} is not persisted: {given[0]}= is for persisted rpcs")
-        delay_s = _delay_s(repr(taken), at, delay)
-        taken.key, taken.tags = key, tags_of(tags, what=taken)
-        if via is not None:
-            return (await self._outbox.send([taken], via, at=at, delay_s=delay_s))[0]
-        return await self._program.entities.send(taken, at=at, delay_s=delay_s)
+        return await self._bus.send(call, at=at, delay=delay, key=key, priority=priority, tags=tags, via=via)
 
     async def send_many(
         self,
@@ -350,18 +338,20 @@ class Cluster(Definitions):
         *,
         at: datetime | None = None,
         delay: Duration | None = None,
+        priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         via: object = None,
     ) -> list[MessageId[T]]:
-        """Send many persisted calls in few commits: `await cluster.send_many(a.deposit(o, 5) for o in orders)`.
+        """Send many persisted calls or jobs in few commits: `await cluster.send_many(a.deposit(o, 5) for o in orders)`.
 
-        Inside a handler all of them are stored with the handler's commit, else hundreds with each commit, in order.
-        Keys are those of the rpcs.
+        Inside a handler or job all of them are stored with its commit, else hundreds with each commit (a thousand if
+        they are jobs), in order. Keys are those of the rpcs and tasks.
 
         Args:
-            calls: What methods of references returned. All are checked before the first is stored.
+            calls: What methods of references returned, or `job` of tasks. All are checked before the first is stored.
             at: When they are to run: as in `send`.
             delay: The same, relative to now.
+            priority: As in `send`.
             tags: As in `send`: each of them has these.
             via: As in `send`: all of them are in that one commit.
 
@@ -369,31 +359,24 @@ class Cluster(Definitions):
             The ids, in the order of the calls.
 
         Raises:
-            TypeError: One of them is not a call of a persisted rpc; nothing is stored.
+            TypeError: One of them is neither a job nor a call of a persisted rpc; nothing is stored.
             KeyConflict: A key was used before with other arguments. `error.stored` has the ids of the messages that are
                 stored: all that come before it and some that come after.
             PersistenceError: Some could not be stored. `error.stored` has the ids of those that are for sure.
         """
-        taken = [require_call(call, what="cluster.send_many", persisted=True) for call in calls]
-        delay_s, pairs = _delay_s("cluster.send_many", at, delay), tags_of(tags, what="cluster.send_many")
-        for each in taken:
-            each.tags = pairs
-        if via is not None:
-            return await self._outbox.send(taken, via, at=at, delay_s=delay_s)
-        return await self._program.entities.send_many(taken, at=at, delay_s=delay_s)
+        return await self._bus.send_many(calls, at=at, delay=delay, priority=priority, tags=tags, via=via)
 
     async def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
-        """Wait for the reply to a message that was sent. Raises what the handler raised.
+        """Wait for the reply to a message or job that was sent. Raises what the handler raised.
 
         Raises:
             SendTimeout: It took longer than `timeout` (None: the setting `call_timeout`). The message is kept.
             MessageDead: Its attempts are used up.
-            MessageCancelled: It was cancelled before it ran.
+            MessageCancelled: It was cancelled.
             MessageExpired: It is no longer stored, or never was.
             NotCommitted: It was sent with `via=`, in a transaction that is still open.
         """
-        timeout_s = seconds_or_none(timeout, what="timeout")
-        result: T = await self._program.entities.result(message, timeout_s=timeout_s)
+        result: T = await self._bus.result(message, timeout=timeout)
         return result
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
@@ -416,8 +399,12 @@ class Cluster(Definitions):
         return self._outbox.transaction()
 
     async def cancel(self, message: MessageId[Any]) -> bool:
-        """Cancel a message; false if it has started or ended, or does not exist."""
-        return await self._acting().calling.persisted.cancel(message)
+        """Cancel a message; false if it has started or ended, or does not exist.
+
+        A job is cancelled also while it runs: from then on nothing of it commits, its body is cancelled, and `result`
+        raises `MessageCancelled`.
+        """
+        return await self._bus.cancel(message)
 
     async def broadcast(
         self, method: Callable[Concatenate[E, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
@@ -568,12 +555,3 @@ class Cluster(Definitions):
         names: dict[str | None, str] = {row.id: row.name for row in view.runners}
         split = ((Seat.split(seat.name), seat.holder) for seat in view.seats)
         return {ShardId.parse(name): names.get(holder) for (kind, name), holder in split if kind == "shard"}
-
-
-def _delay_s(what: str, at: datetime | None, delay: Duration | None) -> float:
-    """The delay of a send, in seconds; checks that it has one time at most."""
-    if at is not None and delay is not None:
-        raise TypeError(f"{what} has at= and delay=: give one of them")
-    if at is not None and at.tzinfo is None:
-        raise ValueError(f"at is {at}, which has no time zone: add one, as in datetime.now(UTC)")
-    return 0.0 if delay is None else to_seconds(delay, what="delay", allow_zero=True)

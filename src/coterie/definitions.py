@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
 from coterie.work.definition import refusal, require_name
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from coterie.setup import Setup
     from coterie.singletons.definition import SingletonOptions, StatelessOptions
     from coterie.singletons.leader import Leader
+    from coterie.tasks.definition import Queue, QueueOptions, TaskOptions
+    from coterie.tasks.task import Task, TaskDecorator
     from coterie.work.middleware import MiddlewareFn
     from coterie.workflows.definition import WorkflowOptions
     from coterie.workflows.workflow import Workflow
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 A = TypeVar("A")
+P = ParamSpec("P")
 
 if TYPE_CHECKING:
     CronBody = TypeVar("CronBody", bound=Callable[[Tick], Coroutine[Any, Any, None]] | Callable[[Tick], None])
@@ -154,6 +157,54 @@ class Definitions:
             return fn
 
         return add if fn is None else add(fn)
+
+    @overload
+    def task(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> Task[P, T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def task(self, fn: Callable[P, T], /) -> Task[P, T, T]: ...
+    @overload
+    def task(self, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
+    def task(self, fn: Any = None, /, **options: Any) -> Any:
+        """Define a task: a function that can also run durably, on some runner. Works with and without parentheses.
+
+        An `async def`, or a plain `def`, which runs in a thread (the setting `threads`) or in a process. Called, it
+        runs here and now, as unit tests do. Parameters and result must be annotated.
+
+        Example:
+            ```python
+            @cluster.task(retry=Retry(attempts=5, on=[SmtpError]), timeout="30s")
+            def send_email(to: str, text: str) -> str: ...
+
+            message = await cluster.send(send_email.job("a@example.org", "hi"), delay="10m")
+            receipt = await cluster.result(message)
+            ```
+
+        Args:
+            fn: The function.
+            options: See `TaskOptions`.
+        """
+
+        def add(fn: Any) -> Any:
+            from coterie.tasks.task import Task  # only programs that have tasks load it
+
+            made = self._program.tasks.add(fn, cast("TaskOptions", options))
+            return Task(made, self._program.job_caller)
+
+        return add if fn is None else add(fn)
+
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> Queue:
+        """Define a queue: it limits how many jobs of its tasks run, and how many start, in the whole cluster.
+
+        Example:
+            ```python
+            emails = cluster.queue("emails", concurrency=20, rate="50/s", partition="tenant", partition_concurrency=2)
+            ```
+
+        Args:
+            name: Its name in the cluster.
+            options: See `QueueOptions`.
+        """
+        return self._program.tasks.add_queue(name, options)
 
     def setup(self, fn: Setup, /) -> Setup:
         """Open resources for handlers (a pool, a client): before the runner takes its first seat, until after its last.

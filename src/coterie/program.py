@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from coterie.ownership.seats import Occupy
     from coterie.settings import Settings
     from coterie.setup import Setup
+    from coterie.tasks.registry import TaskRegistry
+    from coterie.tasks.sender import JobCaller
     from coterie.workflows.definition import WorkflowType
     from coterie.workflows.registry import StartChild, WorkflowRegistry
 
@@ -39,6 +41,7 @@ class Program:
 
     def __init__(self, cluster: Cluster, acting: Callable[[], Client], start_child: StartChild) -> None:
         self._cluster = cluster
+        self._acting = acting
         self._start_child = start_child
         self.entities = EntityRegistry(cluster, acting)
         self.singletons = SingletonRegistry(cluster)
@@ -63,6 +66,20 @@ class Program:
 
         made = self._registries["workflow"] = WorkflowRegistry(self._cluster, self._start_child)
         return made
+
+    @cached_property
+    def tasks(self) -> TaskRegistry:
+        """The tasks and queues."""
+        from coterie.tasks.registry import TaskRegistry
+
+        return TaskRegistry(self._cluster)
+
+    @cached_property
+    def job_caller(self) -> JobCaller:
+        """Sends the jobs of the tasks."""
+        from coterie.tasks.sender import JobCaller
+
+        return JobCaller(self._acting)
 
     @property
     def runners(self) -> Sequence[Runner]:

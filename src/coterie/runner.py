@@ -67,6 +67,29 @@ class Workplace(Protocol):
         ...
 
 
+class Companion(Protocol):
+    """What runs in the name of a runner without a seat: jobs, which prove the runner's own row."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+    def begin(self, incarnation: str, /) -> None:
+        """The runner begins a life under this incarnation."""
+        ...
+
+    def abandon(self) -> None:
+        """The runner has given up all that it holds: its lease is not trusted, or its life is over."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait, for a bounded time, until what was abandoned has ended."""
+        ...
+
+    async def drain(self) -> None:
+        """Begin nothing more in this life, and return when all has ended and was given back."""
+        ...
+
+
 class NoOccupant:
     """An occupant that does nothing."""
 
@@ -169,6 +192,8 @@ class Runner(Client):
         self.name = name_of(settings)
         self.threads = parts.new_threads(settings)
         """Where plain functions of the program run."""
+        self.processes = parts.new_processes(settings)
+        """Where bodies of tasks run that have a process of their own."""
         self.middleware = middleware or Middleware()
         self.gone = asyncio.Event()
         """Set when it has stopped, for whatever reason."""
@@ -180,6 +205,7 @@ class Runner(Client):
         """The database file is gone: nothing could be handed over, and all uses of the runner raise this error."""
         self._failed: Callable[[], object] = lambda: None
         self._last: list[Callable[[], Awaitable[None]]] = []
+        self._companions: list[Companion] = []
         self._definitions = [*definitions, *(seat for each in workplaces for seat in each.definitions())]
         self._wakers: dict[str, list[Callable[[str, str], None]]] = {}
         self._occupiers: dict[str, list[Occupy]] = {}
@@ -241,6 +267,26 @@ class Runner(Client):
     def at_end(self, last: Callable[[], Awaitable[None]]) -> None:
         """Await `last` when the runner stops, after its last seat is released."""
         self._last.append(last)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether it may act in its own name now: its lease is trusted."""
+        return self._life is not None and self._trusts()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it releases all that it holds, because it stops or was asked to drain."""
+        return self._life is not None and self._life.membership.is_leaving
+
+    def beside(self, companion: Companion) -> None:
+        """Start something with this runner that needs no seat: with its first life, or now if that has begun."""
+        self._companions.append(companion)
+        if self.state is State.RUNNING:
+            self.tasks.spawn(self._join(companion), name="start a companion")
+
+    async def _join(self, companion: Companion) -> None:
+        await companion.start()
+        companion.begin(self.incarnation)
 
     def on_wake(self, kind: str, wake: Callable[[str, str], None]) -> None:
         """Call `wake(seat, about)` when there is something new to do on a seat of this kind."""
@@ -336,6 +382,8 @@ class Runner(Client):
         self._missing = "what cluster.setup opens is not open yet"
         await self._setups.open()
         await self.threads.start()
+        for companion in self._companions:
+            await companion.start()
         try:
             await self._live_first()
         except ConfigurationError:
@@ -354,6 +402,8 @@ class Runner(Client):
             last.push_async_callback(self._setups.close)
             last.push_async_callback(self.threads.stop)
             last.push_async_callback(self.calling.stop)
+            for companion in self._companions:
+                last.push_async_callback(companion.stop)
             for each in self._last:
                 last.push_async_callback(each)
             if self._life is not None:
@@ -364,7 +414,7 @@ class Runner(Client):
         """Hand over what this life holds. A life that was evicted is being stopped already, and holds nothing."""
         try:
             if life.state is life.membership.state is State.RUNNING and self.lost is None:
-                await life.membership.leave()
+                await life.membership.leave([companion.drain for companion in self._companions])
         finally:
             self.left_behind = self.seats
 
@@ -379,6 +429,8 @@ class Runner(Client):
         self.jobs.join(transport, routes)
         routes.register(Route.OBSERVE, FactsServer(self.facts))
         self._life = RunnerLife(transport, self._new_membership(transport, routes), self._has_settled)
+        for companion in self._companions:
+            companion.begin(self.incarnation)
         await self._life.start()
         self._missing = ""  # from here on the membership knows
 
@@ -395,6 +447,10 @@ class Runner(Client):
                 self.storage.on_unreachable(error)
             self._be_renamed()  # the registration may have been committed
             await asyncio.sleep(_REBIRTH.delay_s(1, self._parts.chance) or 0)
+
+    def _gave_up(self) -> None:
+        for companion in self._companions:
+            companion.abandon()
 
     def _be_renamed(self) -> None:
         self.incarnation = new_incarnation(self._parts.chance)
@@ -423,6 +479,7 @@ class Runner(Client):
         self.calling.part()
         self.jobs.part()
         await self._life.stop()
+        await asyncio.gather(*(companion.settle() for companion in self._companions))
         await self._come_back(reason)
         self._ended_by = None
         log.warning("runner %s is registered again as %s", self.name, self.incarnation)
@@ -465,6 +522,7 @@ class Runner(Client):
             occupy=self._occupy,
             wake=self._woken,
             failed_over=self.ids.lease_again,
+            gave_up=self._gave_up,
             host=self._parts.host,
             process=self._parts.process,
             credentials=self._credentials,

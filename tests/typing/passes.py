@@ -298,7 +298,7 @@ def in_a_thread(tick: Tick) -> None:
 
 @cluster.middleware
 async def around(work: WorkInfo, call_next: CallNext) -> object:
-    assert_type(work.kind, Literal["rpc", "stream", "tick", "step", "compensation"])
+    assert_type(work.kind, Literal["rpc", "stream", "tick", "step", "compensation", "job"])
     assert_type(work.target, str)
     assert_type(work.context, ClusterContext)
     return await call_next()

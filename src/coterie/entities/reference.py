@@ -190,11 +190,26 @@ class Stream(AsyncIterator[T_co]):
         return f"{self.address}.{self.rpc.name}"
 
 
+def require_sendable(call: object, *, what: str) -> Sendable[Any]:
+    """Check that an argument is a call or a job, and mark it as sent.
+
+    Raises:
+        TypeError: It is something else: another coroutine, a stream.
+    """
+    if not isinstance(call, Sendable):
+        raise TypeError(
+            f"{what} takes a call, such as account.charge(…) on a reference, or a job, such as send_email.job(…), "
+            f"not {type(call).__name__}"
+        )
+    call.mark_sent()
+    return call
+
+
 def require_call(call: object, *, what: str, persisted: bool = False) -> Call[Any]:
     """Check that an argument is a call, of a persisted rpc if that is asked for, and mark it as sent.
 
     Raises:
-        TypeError: It is something else: another coroutine, a stream.
+        TypeError: It is something else: another coroutine, a stream, a job.
     """
     if not isinstance(call, Call):
         raise TypeError(f"{what} takes a call, such as account.charge(…) on a reference, not {type(call).__name__}")

@@ -199,6 +199,7 @@ class EntityRegistry:
             threads=runner.threads,
             middleware=runner.middleware,
         )
+        host.on_job = runner.job_sender.hint
         by_name = ByNameServer(host, self.types, lambda entity_type: TypedSender(entity_type, lambda: runner))
         calling.serve(host, self.types, by_name)
         return host.occupy

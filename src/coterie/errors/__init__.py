@@ -170,9 +170,9 @@ class NotCommitted(ClusterError):
 
 
 class MessageCancelled(ClusterError):
-    """The message was cancelled before it ran."""
+    """The message was cancelled: before it ran, or, a job, while it ran."""
 
-    text = "message {message_id} was cancelled before it ran"
+    text = "message {message_id} was cancelled"
     advice = "send it again if it is to run after all"
     message_id: str
 

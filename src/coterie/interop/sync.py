@@ -99,15 +99,17 @@ class SyncCluster:
         at: datetime | None = None,
         delay: Duration | None = None,
         key: str | None = None,
+        priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         via: object = None,
     ) -> MessageId[T]:
-        """Send a call without waiting for its reply: as `Cluster.send`.
+        """Send a call or job without waiting for its reply: as `Cluster.send`.
 
         `via` is a connection that blocks, used in this thread; or what `transaction` gave.
         """
         with _closing(call):
-            return self.run(partial(self._cluster.send, call, at=at, delay=delay, key=key, tags=tags, via=_here(via)))
+            send = partial(self._cluster.send, call, at=at, delay=delay, key=key, priority=priority, tags=tags)
+            return self.run(partial(send, via=_here(via)))
 
     def send_many(
         self,
@@ -115,13 +117,15 @@ class SyncCluster:
         *,
         at: datetime | None = None,
         delay: Duration | None = None,
+        priority: int | None = None,
         tags: Mapping[str, str] | None = None,
         via: object = None,
     ) -> list[MessageId[T]]:
-        """Send many persisted calls in few commits: as `Cluster.send_many`, `via` as in `send`."""
+        """Send many persisted calls or jobs in few commits: as `Cluster.send_many`, `via` as in `send`."""
         many = list(calls)  # made here: their making may block
         with _closing(*many):
-            return self.run(partial(self._cluster.send_many, many, at=at, delay=delay, tags=tags, via=_here(via)))
+            send = partial(self._cluster.send_many, many, at=at, delay=delay, priority=priority, tags=tags)
+            return self.run(partial(send, via=_here(via)))
 
     def result(self, message: MessageId[T], *, timeout: Duration | None = None) -> T:
         """Wait for the reply to a message: as `Cluster.result`."""

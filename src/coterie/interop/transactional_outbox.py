@@ -17,6 +17,7 @@ from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.errors import InvalidArgument
 from coterie.interop.user_connection import UserConnection, awaited, run_on
 from coterie.kernel import spans
+from coterie.storage.contracts.jobs import JobReceipt
 from coterie.storage.contracts.units import require_same
 from coterie.storage.interface import GROUP_MOST
 from coterie.storage.user_transaction import OpenedTransaction
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from coterie.entities.registry import EntityRegistry
     from coterie.kernel.ids import MessageId
     from coterie.participant import Participant
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.messages import Message, Receipt
+    from coterie.tasks.task import Job
     from coterie.work.transaction import Transaction
     from coterie.workflows.definition import WorkflowType
 
@@ -77,6 +80,24 @@ class TransactionalOutbox:
         )
         return ids
 
+    async def send_jobs(
+        self, jobs: Sequence[Job[Any]], via: object, *, at: datetime | None, delay_s: float, priority: int | None
+    ) -> list[MessageId[Any]]:
+        """Store jobs within the transaction of `via`. Raises what `send` raises."""
+        transaction, sender = self._transaction(via), self._acting().job_sender
+        if isinstance(via, TransactionBlock):
+            via.require_here()
+            return [await sender.send(job, at=at, delay_s=delay_s, priority=priority) for job in jobs]
+        new = [sender.new_job(job, at=at, delay_s=delay_s, priority=priority) for job in jobs]
+        if transaction is not None:
+            return [await sender.add(transaction, each) for each in new]
+        connection = awaited(via)
+        if not spans.on:
+            return await self._store_jobs(connection, new)
+        facts = {"coterie.messages": str(len(jobs))}
+        ids: list[MessageId[Any]] = await sent("cluster.send", "PRODUCER", facts, self._store_jobs, connection, new)
+        return ids
+
     async def start(self, kind: WorkflowType, payload: Any, id: str, via: object) -> None:
         """Start a workflow within the transaction of `via`. Raises what `send` raises."""
         here, transaction = self._acting(), self._transaction(via)
@@ -109,6 +130,18 @@ class TransactionalOutbox:
             new = {receipt.id for receipt in told.receipts if receipt.fresh}
             here.commits.watch(told.transaction, {(each.seat, "") for each in messages if each.id in new}, messages=new)
         return told.receipts
+
+    async def _store_jobs(self, connection: UserConnection, new: Sequence[NewJob]) -> list[MessageId[Any]]:
+        here, receipts = self._acting(), list[JobReceipt]()
+        for first in range(0, len(new), GROUP_MOST):
+            group = new[first : first + GROUP_MOST]
+            told = await run_on(connection, await here.storage.user_writes.insert_jobs(group))
+            if told.transaction is not None:
+                fresh = {receipt.id for receipt in told.receipts if receipt.fresh}
+                seats = {(each.seat, "") for each in group if each.id in fresh}
+                here.commits.watch(told.transaction, seats, messages=fresh)
+            receipts += told.receipts
+        return [await here.job_sender.judged(*each) for each in zip(new, receipts, strict=True)]
 
     def _message(self, here: Client, call: Call[Any], *, at: datetime | None, delay_s: float) -> Message:
         return here.calling.persisted.message(call, self._entities.type_of(call), at=at, delay_s=delay_s)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack
 from coterie.errors import ClusterContextRequired
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from datetime import datetime
 
@@ -29,6 +29,12 @@ class Cancellation:
 _cancellation: ContextVar[Cancellation | None] = ContextVar("coterie_cancellation", default=None)
 """The cancellation of the body that runs in this thread; None: it is no such body."""
 
+_progress: ContextVar[Callable[[float, float | None, str], None] | None] = ContextVar("coterie_progress", default=None)
+"""Stores how far the job that runs here is; None: this is no job."""
+
+enter_progress = _progress.set
+"""Sets what `current().progress` calls from here on, in this context. It may be called in any thread."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterContext:
@@ -42,7 +48,7 @@ class ClusterContext:
     entity_type: str | None = None
     entity_id: str | None = None
     name: str | None = None
-    """The name of the singleton, cron or workflow."""
+    """The name of the singleton, cron, workflow or task."""
     is_leader: bool = False
     epoch: int | None = None
     """The fencing token: pass it to your own resources that can compare numbers."""
@@ -60,6 +66,9 @@ class ClusterContext:
     _cancellation: Cancellation | None = field(
         default_factory=lambda: _cancellation.get(), init=False, repr=False, compare=False
     )
+    _progress: Callable[[float, float | None, str], None] | None = field(
+        default_factory=lambda: _progress.get(), init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if self.deadline is not None and self.deadline.tzinfo is None:
@@ -71,6 +80,15 @@ class ClusterContext:
         its seat was lost. What it returns from then on is discarded. Coroutines get `CancelledError` instead.
         """
         return self._cancellation is not None and self._cancellation.is_set
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far this job is: `current().progress(3, 10, "invoices")`. Page, CLI and `cluster.jobs` show it.
+
+        Call it as often as you like, also from threads: it is stored at most once a second. Nothing happens where there
+        is no job, as when its function is called plainly.
+        """
+        if self._progress is not None:
+            self._progress(float(done), None if total is None else float(total), note)
 
 
 class ContextFields(TypedDict, total=False):

@@ -107,6 +107,11 @@ class Seat:
         return kind, rest
 
     @staticmethod
+    def is_queue(seat: str) -> bool:
+        """Whether it is a seat of jobs."""
+        return seat.startswith("queue:")
+
+    @staticmethod
     def is_shard(seat: str) -> bool:
         """Whether it is the seat of a shard."""
         return seat.startswith("shard:")
@@ -171,6 +176,19 @@ class MessageIds:
             drawn = f"{self._chance.bits(_RANDOM_BITS * _DRAWN_AHEAD):0{16 * _DRAWN_AHEAD}x}"
             random += [drawn[begin : begin + 16] for begin in range(0, len(drawn), 16)]
         return f"{last:016x}{random.pop()}"
+
+
+_JOB = "j"
+
+
+def job_id_of(drawn: str) -> str:
+    """The id of a job, from one that `MessageIds` has drawn: it differs from all ids of messages."""
+    return _JOB + drawn
+
+
+def is_job(id: str) -> bool:
+    """Whether an id is one of a job; else it is one of a message."""
+    return str(id).startswith(_JOB)
 
 
 def new_incarnation(chance: Random) -> str:

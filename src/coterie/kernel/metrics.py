@@ -295,6 +295,21 @@ SCHEDULED = _counter(
     "coterie_scheduled_total", "Instants of schedules and timers that this runner has sent or skipped", "outcome"
 )
 
+# Jobs
+
+JOBS = _counter(
+    "coterie_jobs_total",
+    "Attempts of jobs that have ended: ok, declared (an error that the task declares), retried (there will be another "
+    "one), snoozed (put off), discarded, dead, cancelled or returned (given back)",
+    "task outcome",
+)
+JOB_DURATION = _histogram(
+    "coterie_job_duration_seconds", "How long an attempt of a job took, with its commit", "task", bounds=_LONG_SECONDS
+)
+JOB_WAIT = _histogram(
+    "coterie_job_wait_seconds", "How long after it was due an attempt of a job began", "task", bounds=_LONG_SECONDS
+)
+
 # Workflows
 
 WORKFLOWS = _counter(

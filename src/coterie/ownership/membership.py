@@ -27,7 +27,7 @@ from coterie.storage.interface import Registration
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import timedelta
 
     from coterie.kernel.clock import Clock
@@ -72,6 +72,7 @@ class Membership(Service):
         occupy: Makes the occupant of each seat that is acquired.
         wake: Called when there is something new to do on a seat, perhaps one that is not held here.
         failed_over: Called when commits that the database had acknowledged may be missing.
+        gave_up: Called when all seats are given up at once: the lease is not trusted, or the membership is over.
         host: Identifies the host that loopback leads to.
         process: Identifies this process on its host.
         credentials: Its credentials, as fingerprints.
@@ -98,6 +99,7 @@ class Membership(Service):
         occupy: Occupy,
         wake: Callable[[str], None],
         failed_over: Callable[[], None],
+        gave_up: Callable[[], object] = lambda: None,
         host: str,
         process: str,
         credentials: str = "",
@@ -160,6 +162,7 @@ class Membership(Service):
         self._stale = True
         self._generation = 0
         self._failed_over = failed_over
+        self._gave_up = gave_up
         self._trouble: Exception | None = None  # raised outside of a pass: the next one raises it again
         self._leaving = False
         self._undeclared: dict[str, Definition] = {}
@@ -206,13 +209,17 @@ class Membership(Service):
         """Our tenure of a seat; None if we do not hold it."""
         return self._seats.tenure(seat)
 
-    async def leave(self) -> None:
-        """Hand over everything, then deregister. Work that does not end in time is cut off; its new holder finds it."""
+    async def leave(self, beside: Iterable[Callable[[], Awaitable[None]]] = ()) -> None:
+        """Hand over everything, then deregister. Work that does not end in time is cut off; its new holder finds it.
+
+        Args:
+            beside: Drains what else runs in the name of this runner, while seats are handed over.
+        """
         self.require_running()
         self._leaving = True
         try:
             async with asyncio.timeout(self._settings.drain.total_seconds() + _FAREWELL_S):
-                await self._hand_over()
+                await asyncio.gather(self._hand_over(), *(drain() for drain in beside))
                 await retry_until_done(
                     lambda: self._lease_keeper.ask(lambda session: session.leave()), what="the deregistration"
                 )
@@ -246,6 +253,10 @@ class Membership(Service):
             seat: (each, None if each.until_ns is None else (each.until_ns - now_ns) / 1e9)
             for seat, each in found.items()
         }
+
+    def _give_up(self, why: str) -> None:
+        self._seats.give_up(why)
+        self._gave_up()
 
     def _asked_to_resign(self, seat: str, epoch: int) -> bool:
         tenure = self.tenure(seat)
@@ -282,7 +293,7 @@ class Membership(Service):
         )
 
     async def _stop(self) -> None:
-        self._seats.give_up("the runner stops")
+        self._give_up("the runner stops")
         if self._again is not None:
             self._again.cancel()
         await self._failure_detector.stop()
@@ -324,7 +335,7 @@ class Membership(Service):
         )
         metrics.FAILOVERS.of().value += 1
         self.vitals.failed_over()
-        self._seats.give_up("the database has failed over")
+        self._give_up("the database has failed over")
         self._failed_over()
         self._stale = True
 
@@ -348,7 +359,7 @@ class Membership(Service):
         self._wake.set()
 
     def _over(self, reason: str | StorageReplaced) -> None:
-        self._seats.give_up(str(reason))
+        self._give_up(str(reason))
         if self.ended.done():
             return
         if isinstance(reason, StorageReplaced):
@@ -503,7 +514,7 @@ class Membership(Service):
         while True:
             await asyncio.sleep(self.trust.left_s if self.trust.holds else renew_s)
             if not self.trust.holds:
-                self._seats.give_up("the lease could not be renewed in time")
+                self._give_up("the lease could not be renewed in time")
 
 
 def _times(settings: Settings) -> LeaseTimes:

@@ -243,6 +243,18 @@ class Settings:
         "threads for rpcs, crons and steps that are plain functions: how many of them run at once on a runner",
         why="enough for functions that wait for a database or a service, few enough for connections to one",
     )
+    jobs: int = setting(
+        parsers.whole(1, 100_000),
+        100,
+        "jobs that a runner runs at once, of all its tasks; those in threads and processes need one of these too",
+        why="jobs mostly wait for others; what they have in memory is bounded",
+    )
+    processes: int | None = setting(
+        parsers.optional(parsers.whole(1, 1000)),
+        None,
+        'processes for tasks with pool="process": how many of them run at once on a runner',
+        why="off: one for each core; they start when they are needed",
+    )
     max_idle: timedelta = setting(
         parsers.duration("10ms", "3650d"),
         "10m",
@@ -430,6 +442,8 @@ class SettingsOverrides(TypedDict, total=False):
     key_retention: Duration
     resident_entities: int
     threads: int
+    jobs: int
+    processes: int | None
     max_idle: Duration
     retry: Retry
     loss_limit: int

@@ -18,7 +18,7 @@ from coterie.work.definition import is_async, refusal
 if TYPE_CHECKING:
     from coterie.kernel.ids import MessageId
 
-WorkKind = Literal["rpc", "stream", "tick", "step", "compensation"]
+WorkKind = Literal["rpc", "stream", "tick", "step", "compensation", "job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class WorkInfo:
 
     kind: WorkKind
     name: str
-    """The entity type, cron, workflow or singleton."""
+    """The entity type, cron, workflow, singleton or task."""
     id: str | None = None
-    """The id of the entity or the workflow run, the key of the leader's unit, the instant of the tick."""
+    """The id of the entity, the workflow run or the job, the key of the leader's unit, the instant of the tick."""
     method: str | None = None
     """The rpc, or the name of the step."""
     attempt: int = 1

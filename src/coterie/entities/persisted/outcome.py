@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.entities.definition import EntityType
-    from coterie.entities.reference import Call
+    from coterie.entities.reference import Call, Sendable
     from coterie.kernel.serialization.codec import Codec
     from coterie.storage.contracts.messages import Message, MessageRow, Receipt, Transaction
 
@@ -93,7 +93,7 @@ def refuse_waiting_for_itself(call: Call[Any], entity_type: EntityType[Any], out
         raise ReentrantCall(target=repr(call), chain=" → ".join([*(each for each, _ in chain), address]))
 
 
-def refuse_far_away(call: Call[Any], *, at: datetime | None, delay_s: float) -> None:
+def refuse_far_away(call: Sendable[Any], *, at: datetime | None, delay_s: float) -> None:
     """Refuse an instant that not every database can represent."""
     if delay_s > _DELAY_MOST_S:
         days, most = f"{delay_s / 86_400:,.0f} days", _DELAY_MOST_S / 86_400

@@ -154,7 +154,7 @@ class ReplyWaiter:
 
     def __init__(self, calling: CallClient, storage: Storage) -> None:
         self._calling = calling
-        self._lookup: RowLookup[MessageRow] = RowLookup(storage.messages.look)
+        self._lookup: RowLookup[MessageRow] = RowLookup(lambda ids: storage.messages.look(ids))
 
     async def reply(
         self,
