@@ -131,7 +131,7 @@ class Client(Service):
         )
         self.directory = Directory(self.storage.view, parts.clock)
         self.calling: CallClient = CallClient(self, clock=parts.clock, chance=parts.chance, storage=self.storage)
-        self.jobs = JobExchange(self)
+        self.jobs: JobExchange = JobExchange(self)
         self.job_sender = JobSender(self.calling, self.storage, self.jobs)
         self.commits = CommitWatcher(self.storage.user_writes, wake=self._wake_holders, supervisor=parts.supervisor)
         self.collector = Collector(self, parts.clock)

@@ -1,16 +1,36 @@
-"""The tasks and queues of a program."""
+"""The tasks and queues that a program defines, and the seats of queues that its runners hold."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
-from coterie.tasks.definition import define, define_queue
+from coterie.errors import PersistenceError
+from coterie.kernel.ids import Seat
+from coterie.ownership.admission import Definition
+from coterie.tasks.definition import SEATS, define, define_queue
+from coterie.tasks.dispatcher.dispatcher import Dispatcher
+from coterie.tasks.dispatcher.slots import Loads
+from coterie.tasks.frames import NOT_MINE
 from coterie.work.definition import refusal
+from coterie.work.occupants import Occupants
 from coterie.work.registry import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextvars import Context
+
     from coterie.cluster import Cluster
+    from coterie.ownership.seats import Tenure
+    from coterie.runner import Runner
     from coterie.tasks.definition import Queue, QueueOptions, TaskOptions, TaskType
+    from coterie.tasks.dispatcher.dispatcher import QueueFacts
+    from coterie.tasks.frames import JobQuestion, JobsOver, JobsSent, QueueChanged
+
+log = logging.getLogger("coterie.tasks")
+
+_ROUND_S = 1.0
 
 
 class TaskRegistry(Registry["TaskType"]):
@@ -58,3 +78,122 @@ class TaskRegistry(Registry["TaskType"]):
         if found is None:
             raise ValueError(f"this program knows no task {name!r}: there are {', '.join(self.known) or 'none'}")
         return found
+
+    def definitions(self) -> Sequence[Definition]:
+        """The seats of all queues, and of the tasks without one."""
+        seats = [each for queue in self.queues.values() for each in seats_of_queue(queue)]
+        seats += [each for task in self.known.values() for each in seats_of_task(task)]
+        return list({each.seat: each for each in seats}.values())
+
+    def _held(self, runner: Runner) -> HeldQueues:
+        return HeldQueues(self, runner)
+
+
+def seats_of_queue(queue: Queue) -> list[Definition]:
+    """The seat of a queue.
+
+    Its limits are in its row and not in the definition of its seat: any runner of its group may hold it, also one whose
+    program is older, or does not know the queue.
+    """
+    return [Definition(seat=Seat.queue(queue.name), group=queue.group)]
+
+
+def seats_of_task(task: TaskType) -> list[Definition]:
+    """The seats of the jobs of a task: with a queue, those of the queue."""
+    if task.queue is not None:
+        return [Definition(seat=Seat.queue(task.queue), group=task.group)]
+    return [Definition(seat=Seat.jobs(task.group, number), group=task.group) for number in range(SEATS)]
+
+
+class HeldQueues(Occupants[Dispatcher]):
+    """The seats of queues that one runner holds (`tasks.exchange.HolderPort`)."""
+
+    def __init__(self, registry: TaskRegistry, runner: Runner) -> None:
+        super().__init__("jobs", runner, registry.cluster)
+        self._queues = registry.queues
+        self._loads = Loads()
+        runner.jobs.holder = self
+        runner.directory.on_gone(self._gone)
+
+    def facts(self) -> list[QueueFacts]:
+        """What is known of the queues that are held."""
+        return [each.facts() for each in self._open()]
+
+    # Frames
+
+    def sent(self, frame: JobsSent, /) -> None:
+        """Jobs were stored, or made ready again."""
+        if (held := self._held(frame.seat)) is not None:
+            held.sent(frame)
+
+    def over(self, runner: str, frame: JobsOver, /) -> None:
+        """Jobs of a runner are over, or what it can take has changed."""
+        if (held := self._held(frame.seat)) is not None:
+            held.over(runner, frame)
+
+    def changed(self, frame: QueueChanged, /) -> None:
+        """The row of a queue has changed."""
+        if (held := self._held(frame.seat)) is not None:
+            held.changed()
+
+    def wait(self, question: JobQuestion, answer: Callable[[bytes], None], /) -> None:
+        """Answer when a job is over."""
+        held = self._held(question.seat)
+        if held is None:
+            answer(NOT_MINE)
+        else:
+            held.wait(question, answer)
+
+    def forget(self, question: JobQuestion, answer: Callable[[bytes], None], /) -> None:
+        """Nobody waits for this answer any more."""
+        if question.seat in self.latest:
+            self.latest[question.seat].forget(question, answer)
+
+    # Seats (`Occupants`)
+
+    def _make(self, tenure: Tenure, context: Context) -> Dispatcher:
+        _, name = Seat.split(tenure.seat)
+        queue = self._queues.get(name)
+        return Dispatcher(
+            tenure,
+            self.services,
+            context,
+            definition=None if queue is None else queue.definition,
+            exchange=self._runner.jobs,
+            loads=self._loads,
+            runners=self._runners,
+        )
+
+    def _begin(self) -> None:
+        self._supervise(self._look_again_and_again, "look at queues")
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(_ROUND_S)
+            try:
+                await self._poll()
+            except PersistenceError as error:
+                log.info("queues are looked at again in %g s: %s", _ROUND_S, error)
+
+    async def _poll(self) -> None:
+        """Look whether storage has what no hint has told, on all seats at once."""
+        open_ = {each.seat: each for each in self._open()}
+        if open_:
+            for found in await self.services.storage.jobs.backlog(list(open_), most=1):
+                if found.seat in open_:
+                    open_[found.seat].poll(found)
+
+    def _open(self) -> list[Dispatcher]:
+        return [each for each in self.latest.values() if each.is_open]
+
+    def _held(self, seat: str) -> Dispatcher | None:
+        held = self.latest.get(seat)
+        return held if held is not None and held.is_open else None
+
+    def _runners(self, group: str) -> list[str]:
+        """The live runners of a group that take jobs."""
+        return [each.id for each in self._runner.directory.runners if group in each.groups and not each.leaving]
+
+    def _gone(self, runner: str) -> None:
+        for each in self._open():
+            each.gone(runner)
