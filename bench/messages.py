@@ -72,7 +72,7 @@ async def run(*, rounds: int, seconds: float) -> AsyncIterator[Row]:
         async with databases(engine) as (url, _), client(url) as cluster:
             many = partial(compare, callers=IN_FLIGHT, rounds=rounds, seconds=seconds * 2)
             echo, count = spread(cluster, Echo, "echo"), spread(cluster, Counter, "count")
-            async with _commit(_beside(url)) as commit:  # first: what many leave behind is cleared away for a while
+            async with commits(_beside(url)) as commit:  # first: what many leave behind is cleared away for a while
                 times = int(300 * seconds)
                 yield await compare_alone(
                     f"lone persisted / commit, {engine}", ours=echo, raw=commit, goal=0.25, rounds=rounds, times=times
@@ -157,7 +157,7 @@ async def _on_time(cluster: Cluster, engine: str) -> Row:
 
 
 @asynccontextmanager
-async def _commit(url: str) -> AsyncIterator[Work]:
+async def commits(url: str) -> AsyncIterator[Work]:
     """One durable commit of one row on one connection."""
     numbers = itertools.count()
     if url.startswith("sqlite"):
