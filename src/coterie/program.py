@@ -12,6 +12,7 @@ from coterie.runner import Runner, Workplace, no_occupants
 from coterie.schedules.registry import ScheduleRegistry
 from coterie.singletons.registry import SingletonRegistry
 from coterie.storage.engines import is_shared
+from coterie.tasks.worker.processes import refuse_in_body_process
 from coterie.work.middleware import Middleware
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Program:
             definitions: Seats that no registry defines.
             occupy: Makes the occupants of seats whose kind belongs to no registry.
         """
+        refuse_in_body_process("a runner")
         # A caller with occupants of its own gets the shards for them, unless there are entities to occupy the shards.
         workplaces: list[Workplace] = [self.entities] if occupy is no_occupants or self.entities.types else []
         workplaces += [registry for registry in self._registries.values() if registry.known]

@@ -20,9 +20,9 @@ from coterie.kernel.random import Random
 from coterie.kernel.retry import Discard, Retry, Snooze
 from coterie.kernel.supervisor import Supervisor
 from coterie.settings import Settings
-from coterie.storage.contracts.jobs import GiveBack, JobDelivery, JobEnd, JobRow, JobSetback
+from coterie.storage.contracts.jobs import GiveBack, JobDelivery, JobEnd, JobRow, JobSetback, NewJob
 from coterie.tasks.definition import TaskOptions, TaskType, define
-from coterie.tasks.frames import Assignment, JobCancel, JobOver, JobsOver, JobsSent, SlotsQuestion
+from coterie.tasks.frames import Assignment, JobCancel, JobOver, JobsOver, SlotsQuestion
 from coterie.tasks.worker.attempt import attempt_here
 from coterie.tasks.worker.worker import JobWorker
 from coterie.work.middleware import Middleware, WorkInfo
@@ -101,6 +101,7 @@ class Workshop:
         self.sent = Sent()
         self.store = Fragile(storage)
         self.handed_over: list[Message] = []
+        self.hinted: list[NewJob] = []
         self.known: dict[str, TaskType] = {}
         self.middleware = Middleware()
         self.settings = Settings.load({"drain": "5s", **settings}, environ={})
@@ -112,6 +113,7 @@ class Workshop:
             calling=SimpleNamespace(
                 clock=clock, chance=Random(1), persisted=SimpleNamespace(hand_over=self.handed_over.append)
             ),
+            job_sender=SimpleNamespace(hint=self.hinted.append),
             storage=SimpleNamespace(jobs=self.store, transaction=storage.transaction, now=storage.now),
             threads=self.threads,
             processes=SimpleNamespace(stop=_nothing),
@@ -121,8 +123,13 @@ class Workshop:
             is_trusted=True,
             is_leaving=False,
         )
-        self.worker = JobWorker(cast("Runner", self.runner), self.known, cast("JobExchange", self.sent))
+        self.use(self.runner.processes)
         self._numbers = iter(range(1, 1000))
+
+    def use(self, processes: Any) -> None:
+        """Make the worker, with this pool of processes."""
+        self.runner.processes = processes
+        self.worker = JobWorker(cast("Runner", self.runner), self.known, cast("JobExchange", self.sent))
 
     def task(self, **options: Any) -> Callable[[Callable[..., Any]], TaskType]:
         """Define a task."""
@@ -338,7 +345,7 @@ async def test_what_a_body_sends_is_stored_with_its_end_or_not_at_all(shop: Work
     assert [row.id for row in await shop.storage.jobs.look([id_of(500)])] == [id_of(500)]
     assert len(await shop.storage.messages.look([message(500).id])) == 1
     assert shop.handed_over == [message(500)]
-    assert (ONE, JobsSent(ONE, due_in_s=0.0)) in shop.sent.frames
+    assert shop.hinted == [job(500)]
 
 
 async def test_a_result_that_does_not_fit_is_a_failure(shop: Workshop) -> None:

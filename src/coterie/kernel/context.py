@@ -34,6 +34,8 @@ _progress: ContextVar[Callable[[float, float | None, str], None] | None] = Conte
 
 enter_progress = _progress.set
 """Sets what `current().progress` calls from here on, in this context. It may be called in any thread."""
+report_progress = _progress.get
+"""What `current().progress` calls here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,23 +100,24 @@ class Retry:
         """
         if attempt < 1:
             raise ValueError(f"attempts are counted from 1, not {attempt}")
-        if attempt >= self.attempts or not self._is_retried(error):
+        if attempt >= self.attempts or not self.retries(error):
             return None
         pause_s = self._pause_s(attempt)
         return chance.between(pause_s * (1 - self.jitter), pause_s)
+
+    def retries(self, error: BaseException | None) -> bool:
+        """Whether what an attempt has raised is one of those that are retried; None: its class does not matter."""
+        if not isinstance(error, Exception):  # a cancellation, or the like, is no exception of the user's
+            return True
+        if isinstance(error, self.unless):
+            return False
+        return self.on is None or isinstance(error, self.on)
 
     def __repr__(self) -> str:
         # Classes are shown only if there are any: the fingerprints of crons are made of this text.
         shown = {name: getattr(self, name) for name in ("attempts", "base", "factor", "max", "jitter")}
         shown |= {name: kinds for name in ("on", "unless") if (kinds := getattr(self, name))}
         return f"Retry({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
-
-    def _is_retried(self, error: BaseException | None) -> bool:
-        if not isinstance(error, Exception):  # a cancellation, or the like, is no exception of the user's
-            return True
-        if isinstance(error, self.unless):
-            return False
-        return self.on is None or isinstance(error, self.on)
 
     def _pause_s(self, attempt: int) -> float:
         if not self.base:

@@ -21,6 +21,7 @@ from coterie.kernel.serialization.codec import codec_for
 from coterie.kernel.serialization.schema import describe
 from coterie.settings import parsers
 from coterie.storage.contracts.jobs import QueueDefinition
+from coterie.tasks.worker.body_frames import place_of
 from coterie.work.definition import is_async, refusal, refuse_unknown, retry_of
 
 if TYPE_CHECKING:
@@ -356,7 +357,10 @@ def _pool(given: Any, fn: Any, *, what: str) -> Pool:
             f"{what} is defined inside of a function, where another process does not find it",
             hint="move it to the top of its module",
         )
-    return "process" if given == "process" else "thread"
+    if given != "process":
+        return "thread"
+    place_of(fn, what=what)
+    return "process"
 
 
 def _fingerprint(facts: Iterable[object]) -> str:

@@ -36,7 +36,7 @@ from coterie.testing.network.network import Network
 from coterie.testing.network.wire import SimWire
 from coterie.testing.run import current_loop
 from coterie.testing.runner import Runner, done
-from coterie.testing.threads import SteppedThreads
+from coterie.testing.threads import SteppedProcesses, SteppedThreads
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -197,6 +197,7 @@ class Simulation:
             host=node.name,
             supervisor=supervisor,
             new_threads=lambda _: SteppedThreads(self.loop),
+            new_processes=lambda _: SteppedProcesses(SteppedThreads(self.loop)),
         )
 
     def _new_time(self) -> LocalTime:

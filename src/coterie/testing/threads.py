@@ -12,6 +12,7 @@ import _thread
 import asyncio
 import threading
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from coterie.kernel.context import Cancellation, enter_thread
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable
     from contextvars import Context
 
+    from coterie.tasks.definition import TaskType
+    from coterie.tasks.worker.attempt import JobAttempt
     from coterie.testing.loop.loop import SimLoop
 
 T = TypeVar("T")
@@ -61,6 +64,25 @@ class SteppedThreads:
     def use(self) -> ThreadUse:
         """See `Threads.use`."""
         return ThreadUse()
+
+
+class SteppedProcesses:
+    """Where bodies of tasks run that have processes of their own (`tasks.worker.processes.BodyProcesses`): in threads.
+
+    Args:
+        threads: Those of the same runner.
+    """
+
+    def __init__(self, threads: SteppedThreads) -> None:
+        self._threads = threads
+
+    async def run(self, task: TaskType, payload: bytes, attempt: JobAttempt, /) -> Any:
+        """See `BodyProcesses.run`."""
+        args, kwargs = task.decode(payload)
+        return await self._threads.run(partial(task.fn, *args, **kwargs), what=attempt.target)
+
+    async def stop(self) -> None:
+        """There is nothing to stop."""
 
 
 class _RunIsOver(BaseException):

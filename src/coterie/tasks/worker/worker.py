@@ -14,7 +14,7 @@ from coterie.kernel import metrics, spans
 from coterie.kernel.clock import Dial
 from coterie.kernel.service import Service, State, Tasks
 from coterie.storage.contracts.jobs import GiveBack, JobSetback
-from coterie.tasks.frames import JobOver, JobsSent, KnownTask
+from coterie.tasks.frames import JobOver, KnownTask
 from coterie.tasks.worker.attempt import JobRun, JobServices
 from coterie.tasks.worker.ends import JobEnds
 from coterie.tasks.worker.progress import ProgressNotes
@@ -358,8 +358,8 @@ class JobWorker(Service):
         for message in write.sends:
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._runner.calling.persisted.hand_over(message)
-        for seat in {job.seat for job in write.jobs}:
-            self._exchange.tell(seat, JobsSent(seat, due_in_s=0.0))
+        for job in write.jobs:
+            self._runner.job_sender.hint(job)
 
     # Giving back
 
