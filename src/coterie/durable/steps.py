@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _PLAIN = (str, int, float, bool, bytes, datetime, type(None))
 _MISSING = object()
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def encoded(fn: Callable[..., Any], value: Any, *, what: str) -> tuple[bytes, Any]:
@@ -82,6 +83,35 @@ def digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         return blake2b(PLAIN.canonical([list(args), dict(kwargs)]), digest_size=8).digest()
     except (MalformedMessage, TypeError, ValueError):
         return b""
+
+
+def require_function(name: Any, fn: Any, *, verb: str = "step") -> None:
+    """Refuse what cannot run as a step, before it takes a place.
+
+    Raises:
+        TypeError: It is no function; the error says what to write.
+    """
+    if type(fn) is FunctionType and type(name) is str and not fn.__code__.co_flags & _GENERATOR:
+        return
+    if callable(name):
+        shown = _name_of(name)
+        raise TypeError(f'{verb}({shown}, …) has no name: write {verb}("{shown}", {shown}, …)')
+    if inspect.iscoroutine(fn):
+        shown = fn.__name__ if fn.__name__.isidentifier() else "fn"
+        fn.close()  # it never runs
+        raise TypeError(
+            f"{verb} {name!r} got a coroutine, which would run in each run of the body: give the function and its "
+            f'arguments, {verb}("{name}", {shown}, …)'
+        )
+    if not is_async(fn) and not is_plain(fn):
+        raise TypeError(
+            f"{verb} {name!r} got {_name_of(fn)!r}, expected a function: an async one, or a plain one, which runs in a "
+            f"thread"
+        )
+
+
+def _name_of(given: Any) -> str:
+    return getattr(given, "__name__", None) or repr(given)[:100]
 
 
 @lru_cache(maxsize=4096)
@@ -180,6 +210,7 @@ class DurableWork(WaitingWork):
         timeout_s: float | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Run a function once and return its result, in this and every later run."""
+        require_function(name, fn)
         place = self.places.next_place("step", named(name, "a step"), digest(args, kwargs))
         return self.run(StepCall(place, fn, args, kwargs, retry or self.retry, timeout_s))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from coterie.durable.steps import DurableWork
@@ -41,6 +42,22 @@ class Durable(Protocol):
     def deferred(self, name: str, type: type[T], /) -> Deferred[T]: ...
 
 
+def _with_name(method: Callable[P, T]) -> Callable[P, T]:
+    """A method that says what to write if its name is left out."""
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "name" not in kwargs:
+            given = ", ".join(map(repr, args[1:]))
+            raise TypeError(
+                f'{method.__name__}({given}) has no name: write {method.__name__}({given}, name="…"), by which later '
+                f"runs of this body find it again"
+            )
+        return method(*args, **kwargs)
+
+    return checked
+
+
 class Steps:
     """The three durable operations, over the work of one unit."""
 
@@ -70,6 +87,7 @@ class Steps:
         """
         return self._work.step(name, fn, args, kwargs)
 
+    @_with_name
     def sleep(self, duration: Duration, *, name: str) -> Coroutine[Any, Any, None]:
         """Sleep across restarts, measured from the first call."""
         return self._work.sleep(duration, name=name)

@@ -112,6 +112,7 @@ class Workflow(Steps):
 
         Each runs at least once, and is recorded like a step. If it raises, the error is recorded and the others run.
         """
+        steps.require_function(name, fn, verb="compensate")
         place = self._work.places.next_compensation(named(name, "a compensation"), steps.digest(args, kwargs))
         self._undo.append(Compensation(place, fn, args, kwargs))
         return Registered()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from coterie import LeadershipLost, Retry
 from coterie.durable.position import Place
 from coterie.durable.steps import StepCall
+from coterie.durable.unit import Steps
 from coterie.errors import MalformedMessage, PersistenceError, RunnerUnavailable, StepDiverged
 from coterie.storage.contracts.units import StepRow
 from tests.unit.durable.fake_storage import OpenUnit, pause
@@ -219,3 +223,50 @@ async def test_what_nobody_asks_for_again_is_not_read_and_goes_on_at_the_frontie
     assert await ground.work.run(StepCall(place, Work(), (), {}, keep=False)) is None
     (write,) = ground.units.written
     assert (write.value, write.error) == (None, None)
+
+
+async def fetch(url: str) -> str:
+    return url
+
+
+def numbers() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("s", 5), "step 's' got '5', expected a function"),
+        (("s", int), "step 's' got 'int', expected a function"),
+        (("s", numbers), "step 's' got 'numbers', expected a function"),
+        (("s", None), "step 's' got 'None', expected a function"),
+        ((fetch, "url"), 'step(fetch, …) has no name: write step("fetch", fetch, …)'),
+    ],
+)
+async def test_what_is_no_function_is_refused_before_anything_is_stored(given: Any, said: str) -> None:
+    unit = OpenUnit()
+    with pytest.raises(TypeError, match=re.escape(said)):
+        await Steps(unit.work).step(*given)
+    assert await Steps(unit.work).step("s", fetch, "there") == "there"
+    assert [(each.name, each.position) for each in unit.units.written] == [("s", 0)]
+
+
+async def test_a_coroutine_is_refused_and_closed() -> None:
+    unit, made = OpenUnit(), fetch("there")
+    with pytest.raises(TypeError, match=re.escape('give the function and its arguments, step("s", fetch, …)')):
+        await Steps(unit.work).step("s", made)  # type: ignore[call-overload]
+    assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
+    assert not unit.units.written
+
+
+async def test_a_lambda_is_a_function_like_any() -> None:
+    unit = OpenUnit()
+    assert await Steps(unit.work).step("s", lambda: 5) == 5
+    assert await Steps(unit.work).step("t", lambda: fetch("there")) == "there"
+
+
+async def test_a_sleep_without_a_name_is_told_to_have_one() -> None:
+    unit = OpenUnit()
+    with pytest.raises(TypeError, match=re.escape("""sleep('2s') has no name: write sleep('2s', name="…")""")):
+        await Steps(unit.work).sleep("2s")  # type: ignore[call-arg]
+    assert not unit.units.written
