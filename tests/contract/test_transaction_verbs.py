@@ -34,6 +34,7 @@ REFUSED: dict[str, Verb] = {
     "Crons.resume": lambda p: p.cluster.crons.resume("yearly"),
     "WorkflowHandle.interrupt": lambda p: p.handle.interrupt(),
     "WorkflowHandle.resume": lambda p: p.handle.resume(),
+    "WorkflowHandle.send": lambda p: p.handle.send("name", 1),
     "Cluster.call": lambda p: p.cluster.call(p.other.note()),
     "Cluster.cancel": lambda p: p.cluster.cancel("0" * 32),  # type: ignore[arg-type] # an id of somebody else's
     "Cluster.resolve": lambda p: p.cluster.resolve("token", 1),
@@ -53,7 +54,7 @@ OTHERS = {
     "Singletons": {"list", "get", "state", "history"},
     "Crons": {"list", "get", "preview", "explain", "wait", "history"},
     "Workflows": {"list"},
-    "WorkflowHandle": {"result", "status"},
+    "WorkflowHandle": {"result", "status", "published"},
     "Cluster": {"result", "broadcast", "poll_storage", "health", "shards", "ready", "start", "stop"},
 }
 """Those that write nothing, or begin and end a runner."""

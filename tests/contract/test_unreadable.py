@@ -82,10 +82,11 @@ SEVERAL = {
     "ticks",
 }
 """Where there may be several such rows, or another one comes in its place; nobody refers to them."""
-NOT_IN_A_FILE = {"generations", "incoming"}
+NOT_IN_A_FILE = {"generations", "incoming", "run_inboxes"}
 """It has no failovers, and nobody but coterie writes it."""
-LEFT_OUT = {"agreements", "audit", "generations", "migrations", "secrets"}
-"""Read as a whole at the start, where what is wrong refuses the start; the audit by `coterie check` alone."""
+LEFT_OUT = {"agreements", "audit", "generations", "migrations", "published", "run_inboxes", "run_messages", "secrets"}
+"""Read as a whole at the start, where what is wrong refuses the start; the audit by `coterie check` alone; what was
+sent to a run, and what it publishes, for this run alone."""
 
 POSTGRES: dict[str, list[str]] = {
     "text": ["''", "'odd'", "'shard:default:odd'", "'[1'"],

@@ -32,6 +32,7 @@ SQL: Mapping[str, str] = {
     **statements.load(PACKAGE, "units.sql"),
     **statements.load(PACKAGE, "incoming.sql"),
     **statements.load(PACKAGE, "schedules.sql"),
+    **statements.load(PACKAGE, "run_messages.sql"),
     **{
         f"{part}_{name}": sql
         for part in ("kv", "machines", "secrets")
@@ -82,6 +83,12 @@ _TABLES = {
     "schedules": (
         "select key, seat, life, stamp, next_at, last_id, paused_at, outcomes from coterie.schedules order by key"
     ),
+    "run_inboxes": "select unit, name, sent, waiting, begun from coterie.run_inboxes order by unit, name",
+    "run_messages": (
+        "select unit, name, id, seq, received_at is not null as received, value, branch, position"
+        " from coterie.run_messages order by unit, name, id"
+    ),
+    "published": "select unit, name, seq, value from coterie.published order by unit, name, seq",
     "machines": "select id, holder, expires_at > now() as leased, until_ms from coterie.machines order by id",
     "secrets": "select value from coterie.secrets",
     "generations": "select generation from coterie.generations",
@@ -93,6 +100,7 @@ _EMPTIED = (
     *("seats", "states", "state_history", "executions", "kv", "leases", "runners"),
     *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
     *("units", "steps", "deferreds", "machines", "secrets", "incoming", "schedules"),
+    *("run_inboxes", "run_messages", "published"),
 )
 _RESET = (
     "".join(f"delete from coterie.{table};" for table in _EMPTIED)

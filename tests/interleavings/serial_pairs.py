@@ -24,6 +24,7 @@ from tests.interleavings import (
     job_parts,
     stored_jobs,
     stored_messages,
+    stored_runs,
     stored_schedules,
     stored_ticks,
     stored_units,
@@ -423,6 +424,28 @@ def _units(s: Steps) -> list[Group]:
         Group("unit that is over", u.rows(u.OLD), parts),
         Group("unit of a leader", u.rows(u.LEADER, u.deferred()), parts),
         Group("unit that left a child", u.rows(family), parts | bear),
+        *_runs(s, parts),
+    ]
+
+
+def _runs(s: Steps, units: Parts) -> list[Group]:
+    """Messages to runs and what these publish, also against all else that is done with their units."""
+    u, r = stored_units, stored_runs
+    parts = r.parts(s)
+    step = r.waiting_step()
+    late = r.waiting_step(due="now()")
+    waiting = atomic(u._begin(s), r.receive(s), r.suspend(s))
+    return [
+        Group("run and a message", u.rows(u.unit(), r.inbox(), step), parts),
+        Group("run and a message that was received", u.rows(u.unit(), r.inbox(waiting=0)), parts),
+        Group("run that waits", u.rows(u.unit(), r.empty_inbox(), step), parts),
+        Group("run that has waited too long", u.rows(u.unit(), r.empty_inbox(), late), parts),
+        Group("run without an inbox", u.rows(u.unit()), parts),
+        Group("run that has not begun", u.rows(r.inbox(begun=False)), parts | {"start": units["start"]}),
+        Group("run that may begin", u.rows(), parts | {"start": units["start"], "begin and wait": waiting}),
+        Group("unit of a run", u.rows(u.unit(), r.inbox(), step), parts, units),
+        Group("unit of a run that is suspended", u.rows(u.SUSPENDED, r.empty_inbox(), step), parts, units),
+        Group("unit of a run that is over", u.rows(u.OLD, r.inbox()), parts, units),
     ]
 
 
@@ -486,6 +509,9 @@ def _incoming(s: Steps) -> list[Group]:
         "children": one_statement(s, "interrupt_children", ["s1"], 10),
         "forget": one_statement(s, "forget_children", ["s1"], 10),
         "purge units": one_statement(s, "purge_units", 60.0, 10),
+        "send": stored_runs.sending(s),
+        "receive": stored_runs.receiving(s),
+        "publish": stored_runs.publishing(s),
     }
     steps = {"steps": u._steps(s).steps, "lone step": u._lone(s).steps}  # nobody has steps of a run that is not there
     waits = i.rows("w1") + stored_schedules.rows()
@@ -537,7 +563,7 @@ def _seats(s: Steps) -> list[Group]:
         "s1", "v1"
     )
     message = stored_messages.rows("m1", left_s=-1).split("states values", 1)[-1].split(";", 1)[1]
-    unit = stored_units.DUE + stored_units.deferred()
+    unit = stored_units.DUE + stored_units.deferred() + stored_runs.inbox()
     moves = {
         "evict": s.evicting("a"),
         "release": one_statement(s, "release", "a", "s1", 1),
@@ -578,6 +604,8 @@ def _seats(s: Steps) -> list[Group]:
         "open unit": stored_units._open(s).steps,
         "wake units": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
         "suspend": stored_units._suspend(s).steps,
+        "receive": stored_runs.receiving(s),
+        "publish": stored_runs.publishing(s),
         "move incoming": incoming_rows.moving(s, incoming_rows.call()),
         "start incoming": incoming_rows.starting(s, incoming_rows.start("w2")),
         "fire": stored_schedules.firing(s),

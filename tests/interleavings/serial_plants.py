@@ -52,6 +52,36 @@ SERIAL_PLANTS = (
         swapped(("move_incoming",), ("    else coterie.overtaken()", "    else 'left'")),
     ),
     Plant(
+        "an inbox taken for empty without its lock",
+        "M11",
+        "run that waits: send x suspend at the inbox",
+        _SAYS,
+        swapped(("suspend_unit",), ("        order by name\n        for share\n", "        order by name\n")),
+    ),
+    Plant(
+        "a run that began meanwhile not woken",
+        "M11",
+        "run that may begin: send x begin and wait",
+        _SAYS,
+        swapped(
+            ("send_to_run",),
+            (
+                "when exists (select from inbox where begun) and not exists (select from woken) then",
+                "when false then",
+            ),
+        ),
+    ),
+    Plant(
+        "two values published under one number",
+        "W7",
+        "run without an inbox: publish x publish in another branch",
+        _SAYS,
+        swapped(
+            ("publish_value",),
+            ("or not exists (select from stored) then coterie.overtaken()", "then coterie.overtaken()"),
+        ),
+    ),
+    Plant(
         "the stamp of a schedule not compared",
         "C9",
         "schedule: fire x swap",

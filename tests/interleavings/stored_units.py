@@ -295,7 +295,7 @@ def _at_once(*parts: Step | Script) -> Script:
 
 
 def _suspend(s: Steps, name: str = "suspend", *, waits: Sequence[str] = ("d",), wake_s: float | None = None) -> Script:
-    suspend = s.step("suspend_unit", "a", "s1", 1, "u", list(waits), wake_s, step="suspend")
+    suspend = s.step("suspend_unit", "a", "s1", 1, "u", list(waits), wake_s, [], step="suspend")
     return Script(name, atomic(suspend))
 
 

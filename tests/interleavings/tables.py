@@ -27,6 +27,7 @@ _BEHIND: Mapping[str, Mapping[str, Deed]] = {
     "insert messages": {"message_tags": "insert"},  # triggers
     "delete messages": {"message_tags": "delete"},
     "call forget_units": {"steps": "delete", "deferreds": "delete"},
+    "call forget_runs": {"run_inboxes": "delete", "run_messages": "delete", "published": "delete"},
 }
 """What the schema does for a statement, beside what stands in it."""
 
@@ -132,7 +133,7 @@ def _deeds(text: str) -> dict[str, set[Deed]]:
         for source in sources:
             _add(deeds, source["table"], "key lock" if match["mode"] == "key share" else "lock")
     causes = [f"{kind} {table}" for table, kinds in deeds.items() for kind in ("insert", "delete") if kind in kinds]
-    causes += ["call forget_units"] if "coterie.forget_units" in text else []
+    causes += [f"call {name}" for name in ("forget_units", "forget_runs") if f"coterie.{name}" in text]
     for cause in causes:
         for table, deed in behind(cause).items():
             _add(deeds, table, deed)

@@ -26,6 +26,7 @@ LOADED = {
     "units",
     "incoming",
     "schedules",
+    "run_messages",
     "kv",
     "machines",
     "secrets",
@@ -82,7 +83,7 @@ def test_what_the_schema_does_for_a_statement_is_known() -> None:
     functions = set(re.findall(r"create (?:or replace )?function coterie\.(\w+)", schema))
     for_sql = {"add_incoming", "send", "start_workflow"}  # called by programs without coterie, they add a row
     reading = {"bucket_at", "claimed_jobs"}
-    known = {"overtaken", "forget_units", "store_tags", "remove_tags", "lose_jobs"} | for_sql | reading
+    known = {"overtaken", "forget_units", "forget_runs", "store_tags", "remove_tags", "lose_jobs"} | for_sql | reading
     assert functions == known, "the first one raises, the others stand in `behind`"
     keys = {
         f"{table}: {parent}, {deed}"

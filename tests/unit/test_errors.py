@@ -51,11 +51,12 @@ CoterieError
   ConfigurationError
   WorkflowError
     StepDiverged DeferredTimeout DeferredRejected DeferredMismatch AlreadyResolved WorkflowFailed WorkflowInterrupted
-    WorkflowNotFound WorkflowEnded WorkflowTimeout
+    WorkflowNotFound WorkflowEnded WorkflowTimeout ReceiveTimeout
 """
 ABSTRACT = {"CoterieError", "ClusterError", "WorkflowError"}  # never raised themselves
 
 FACTS: dict[str, Any] = {
+    "refused": "receives no messages any more",
     "attempts": 5,
     "chain": "Account/alice → Account/bob",
     "child": 12,

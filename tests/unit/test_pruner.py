@@ -38,6 +38,7 @@ class Store:
         self.activity = SimpleNamespace(purge=lambda **given: self._delete("activity", given))
         self.incoming = SimpleNamespace(purge=lambda **given: self._delete("incoming", given))
         self.schedules = SimpleNamespace(purge=lambda **given: self._delete("schedules", given))
+        self.run_messages = SimpleNamespace(purge=lambda **given: self._delete("run_messages", given))
         self.messages = SimpleNamespace(purge=lambda **given: self._by_id("messages", given))
         self.jobs = SimpleNamespace(purge=lambda **given: self._by_id("jobs", given))
 
@@ -66,6 +67,7 @@ def pruner(store: Any, tables: Sequence[Any] = TABLES) -> Pruner:
 
 async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() -> None:
     due = {"kv": 2, "states": 700, "ticks": 500, "units": 12_001, "activity": 3, "incoming": 4, "schedules": 5}
+    due["run_messages"] = 6
     store = Store(**due, messages=1_700, jobs=600)
     counts = await pruner(store).prune()
     assert counts == {
@@ -76,11 +78,12 @@ async def test_it_goes_on_until_nothing_is_left_a_batch_of_each_table_in_turn() 
         "activity": 3,
         "incoming": 4,
         "schedules": 5,
+        "run_messages": 6,
         "messages": 850,
         "jobs": 300,
     }
     assert +store.due == Counter()
-    assert [table for table, _ in store.asked][:12] == [*TABLES, "states", "ticks", "units"], (
+    assert [table for table, _ in store.asked][:13] == [*TABLES, "states", "ticks", "units"], (
         "no table waits for another"
     )
     assert {given["most"] for _, given in store.asked} == {500}, "each statement is bounded"

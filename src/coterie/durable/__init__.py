@@ -15,6 +15,7 @@ Not promised:
     Code between steps runs again: it must have no effects, and depend only on the results of steps.
 
 Read in this order: `position` (the place of a step), `failure` (how an error is stored), `journal` (how results are
-stored and loaded), `token` (of deferreds), `waits` (sleeps, deferreds, when a unit may be suspended), `steps` (results
-of steps, and how steps run), `unit` (the API of bodies, and the unit of a leader).
+stored and loaded), `token` (of deferreds), `waits` (sleeps, deferreds, when a unit may be suspended), `run_messages`
+(what a run receives and publishes), `steps` (results of steps, and how steps run), `unit` (the API of bodies, and the
+unit of a leader).
 """

@@ -161,9 +161,6 @@ class Journal:
             LeadershipLost: We no longer hold the seat, or the unit is over.
             StepDiverged: The code diverges from what is stored.
         """
-        while wait and self._pending:
-            await asyncio.shield(self._pending[0])
-            self._pending = [each for each in self._pending if not each.done()]
         write = StepWrite(
             claim=self._tenure.claim,
             unit=self.unit,
@@ -180,17 +177,24 @@ class Journal:
             attempts=attempts,
             runner=self._services.runner,
         )
+        return await self._written(place, partial(self._services.units.step, write), wait=wait)
+
+    async def _written(self, place: Place, write: Callable[[], Awaitable[StepResult]], *, wait: bool = True) -> StepRow:
+        """Run a write at a place, retrying while we hold the seat. Returns and raises as `_store`."""
+        while wait and self._pending:
+            await asyncio.shield(self._pending[0])
+            self._pending = [each for each in self._pending if not each.done()]
         result = await while_held(
-            self.require_may_write, partial(self._try_to_store, write), what=self._what(place), log=log
+            self.require_may_write, partial(self._try_to_write, write), what=self._what(place), log=log
         )
         if result.row is None or result.told in ("fenced", "over"):
             raise self.lost()
         self.places.add([result.row])
         return result.row
 
-    async def _try_to_store(self, write: StepWrite) -> StepResult:
+    async def _try_to_write(self, write: Callable[[], Awaitable[StepResult]]) -> StepResult:
         asked = self._dial.now()
-        result = await self._services.units.step(write)
+        result = await write()
         self._dial.observe(result.now, asked=asked)  # sleeps are measured by the clock that set their end
         return result
 

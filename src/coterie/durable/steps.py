@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 from coterie.durable import failure
 from coterie.durable.position import named
-from coterie.durable.waits import WaitingWork
+from coterie.durable.run_messages import MessagingWork
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import (
     ConfigurationError,
@@ -191,7 +191,7 @@ class Attempts:
         self.made = 0
 
 
-class DurableWork(WaitingWork):
+class DurableWork(MessagingWork):
     """The steps of one unit.
 
     Promise:

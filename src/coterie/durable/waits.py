@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_POLL_S = 5.0
+POLL_S = 5.0
 """Polling interval for values whose hints were lost."""
 _LONGEST_S = 9e9
 """The longest delay: a later due date would exceed what databases can represent."""
@@ -163,7 +163,7 @@ class WaitingWork(Journal):
                 data = await read()
                 if data is not None:
                     return (await self._store(place, value=data)).value or b""
-            await self._wait(None, self._dial.now() + timedelta(seconds=_POLL_S))
+            await self._wait(None, self._dial.now() + timedelta(seconds=POLL_S))
 
     async def _wait(self, name: str | None, due_at: datetime | None) -> DeferredRow | None:
         """Wait for a value or until an instant of the database's clock. Returns: the value; None at the instant."""
@@ -175,10 +175,10 @@ class WaitingWork(Journal):
             while True:
                 if name is not None and name in self._deferreds:
                     return self._deferreds[name]
-                left_s = _POLL_S if due_at is None else self._dial.until_s(due_at)
+                left_s = POLL_S if due_at is None else self._dial.until_s(due_at)
                 if left_s <= 0 and (name is None or self._has_read_at(due_at)):
                     return None
-                await self._wait_for_news(min(left_s if left_s > 0 else AWAY_S, _POLL_S), name)
+                await self._wait_for_news(min(left_s if left_s > 0 else AWAY_S, POLL_S), name)
         finally:
             del self.waits[wait]
             self._count_out()
@@ -268,10 +268,12 @@ class WaitingWork(Journal):
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One branch's wait, for a deferred or an instant."""
+    """One branch's wait, for a deferred, a message or an instant."""
 
     deferred: str | None
     due_at: datetime | None
+    inbox: str | None = None
+    """The name of the message."""
 
 
 class Deferred(Generic[T]):

@@ -12,7 +12,7 @@
     ├── LeadershipLost  NewerVersion  ClusterContextRequired  ScheduleError  ConfigurationError
     └── WorkflowError
         ├── StepDiverged  DeferredTimeout*  DeferredRejected  DeferredMismatch  AlreadyResolved
-        └── WorkflowFailed  WorkflowInterrupted  WorkflowNotFound  WorkflowEnded  WorkflowTimeout*
+        └── WorkflowFailed  WorkflowInterrupted  WorkflowNotFound  WorkflowEnded  WorkflowTimeout*  ReceiveTimeout*
 
 Those with a star are a `TimeoutError`, too.
 The text lives in the class: an annotation declares a fact, `text` and `advice` are filled from the facts.
@@ -439,6 +439,16 @@ class DeferredTimeout(WorkflowError, TimeoutError):
     waited_s: float
 
 
+class ReceiveTimeout(WorkflowError, TimeoutError):
+    """No message came in time."""
+
+    text = "{unit} received no message {name!r} within {waited_s:g}s"
+    advice = "what comes later waits for the next receive of this name"
+    unit: str
+    name: str
+    waited_s: float
+
+
 class DeferredRejected(WorkflowError):
     """The deferred was rejected."""
 
@@ -506,13 +516,14 @@ class WorkflowNotFound(WorkflowError):
 
 
 class WorkflowEnded(WorkflowError):
-    """The run is over, so it cannot be resumed."""
+    """The run is over, so it cannot be resumed, and receives nothing."""
 
-    text = "workflow {workflow}/{id} is {status}, and cannot be resumed"
-    advice = "resume() wakes a run that waits; start this work again under another id"
+    text = "workflow {workflow}/{id} is {status}, and {refused}"
+    advice = "start this work again under another id"
     workflow: str
     id: str
     status: str
+    refused: str = "cannot be resumed"
 
 
 class WorkflowTimeout(WorkflowError, TimeoutError):

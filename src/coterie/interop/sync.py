@@ -300,6 +300,14 @@ class SyncWorkflowHandle(Generic[T_co]):
         """The status of the run: running, suspended, done, failed, interrupted."""
         return self._cluster.run(self._handle.status)
 
+    def send(self, name: str, value: object, /, *, key: str | None = None) -> None:
+        """See `WorkflowHandle.send`."""
+        self._cluster.run(lambda: self._handle.send(name, value, key=key))
+
+    def published(self, name: str, type: type[V], /) -> V | None:
+        """See `WorkflowHandle.published`."""
+        return self._cluster.run(lambda: self._handle.published(name, type))
+
     def interrupt(self) -> None:
         """Request that the run end and run its compensations: as `WorkflowHandle.interrupt`."""
         self._cluster.run(self._handle.interrupt)

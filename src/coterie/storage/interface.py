@@ -1,9 +1,9 @@
 """The storage interface, which PostgreSQL and SQLite implement. One contract suite tests both.
 
 The contract is split by what is stored: `kv`, `states` (fenced), `machines` (ids), ownership, the schema and the
-cluster's secret are here; `messages`, `jobs`, `user_writes`, `executions`, `ticks`, `units`, `schedules`,
-`payloads` and `inspection` are in `storage.contracts`. Each part takes and returns plain values (text, bytes,
-integers); the caller encodes.
+cluster's secret are here; `messages`, `jobs`, `user_writes`, `executions`, `ticks`, `units`, `run_messages`,
+`schedules`, `payloads` and `inspection` are in `storage.contracts`. Each part takes and returns plain values (text,
+bytes, integers); the caller encodes.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke during the commit).
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.jobs import JobStore
     from coterie.storage.contracts.messages import MessageStore, Transaction
     from coterie.storage.contracts.payloads import PayloadStore
+    from coterie.storage.contracts.run_messages import RunMessageStore
     from coterie.storage.contracts.schedules import ScheduleStore
     from coterie.storage.contracts.ticks import TickStore
     from coterie.storage.contracts.units import UnitStore
@@ -517,6 +518,7 @@ class Storage(Service):
     jobs: JobStore
     incoming: IncomingStore
     schedules: ScheduleStore
+    run_messages: RunMessageStore
     user_writes: UserWrites
     inspection: Inspection
     activity: Activity

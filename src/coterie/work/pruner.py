@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coterie.storage")
 
-Table = Literal["kv", "states", "ticks", "units", "activity", "incoming", "schedules", "messages", "jobs"]
+Table = Literal[
+    "kv", "states", "ticks", "units", "activity", "incoming", "schedules", "run_messages", "messages", "jobs"
+]
 TABLES: Sequence[Table] = get_args(Table)
 
 _EVERY_S = 60.0
@@ -122,6 +124,8 @@ class Pruner:
             return await self._storage.ticks.purge(older_s=self._retention_s, most=_BATCH)
         if table == "schedules":
             return await self._storage.schedules.purge(older_s=self._retention_s, most=_BATCH)
+        if table == "run_messages":
+            return await self._storage.run_messages.purge(older_s=self._retention_s, most=_BATCH)
         if table == "incoming":
             return await self._storage.incoming.purge(older_s=self._key_retention_s, most=_BATCH)
         if table == "activity":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coterie.durable import failure
+from coterie.durable.position import named
 from coterie.durable.unit import new_life
 from coterie.entities.calls.spans import sent, trace_of
 from coterie.entities.host.work import handling
@@ -29,10 +30,11 @@ from coterie.kernel.serialization import schema
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text, storable
 from coterie.storage.contracts.units import UnitRow, UnitStart, UnitStartResult, UnitStatus, require_same
+from coterie.workflows import run_messages
 from coterie.workflows.definition import WorkflowType, require_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from datetime import datetime
 
     from coterie.client import Client
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.messages import Transaction
 
 T_co = TypeVar("T_co", covariant=True)
+V = TypeVar("V")
 
 log = logging.getLogger("coterie.workflows")
 
@@ -137,6 +140,53 @@ class WorkflowHandle(Generic[T_co]):
             WorkflowNotFound: No such run exists, or no longer.
         """
         return (await self._row()).status
+
+    async def send(self, name: str, value: object, /, *, key: str | None = None) -> None:
+        """Send a message to the run, which takes it with `workflow.receive(name, type)`. Durable when this returns.
+
+        The run receives the messages of one name in the order in which they were acknowledged, each once. It may begin
+        later: a message waits for it for the setting `retention`.
+
+        Args:
+            name: The name by which the run receives it.
+            value: Plain data, or an instance of a class that it consists of.
+            key: Sent again with the same key, it is one message, for the setting `retention`.
+
+        Raises:
+            WorkflowEnded: The run is over.
+            KeyConflict: Another value was sent with this key.
+            MalformedMessage: The value is not plain data, or too large.
+        """
+        here = self._writing(f"a message to {self._unit}")
+        await run_messages.send(here, self._kind, self.id, name, value, key=key)
+
+    async def published(self, name: str, type: type[V], /) -> V | None:
+        """The last value that the run has published under a name, while it runs and after; None: none yet.
+
+        Raises:
+            WorkflowNotFound: No such run exists, or no longer.
+            MalformedMessage: The value does not fit the type.
+        """
+        value: V | None = await run_messages.last(self._acting(), self._kind, self.id, name, type)
+        return value
+
+    def follow(self, name: str, type: type[V], /, *, after: int = 0) -> AsyncIterator[V]:
+        """Each value that the run publishes under a name, once and in order, until the run has ended.
+
+        The last 1,000 values of a name are kept: who comes later, or is slower, misses older ones.
+
+        Args:
+            name: The name.
+            type: The type of the values.
+            after: How many values to leave out, counted from the first that was ever published under this name.
+
+        Raises:
+            WorkflowNotFound: No such run exists, or no longer.
+            MalformedMessage: A value does not fit the type.
+        """
+        return run_messages.follow(
+            self._acting, self._kind, self.id, named(name, "a published value"), type, after=after
+        )
 
     async def interrupt(self) -> None:
         """Request that the run end and run its compensations. Does not wait for that; a run that is over stays as is.

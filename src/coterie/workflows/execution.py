@@ -194,12 +194,17 @@ class Execution:
 
     async def _suspend(self, wake_s: float | None) -> bool:
         waits = sorted({each.deferred for each in self._work.waits if each.deferred is not None})
+        inboxes = sorted({each.inbox for each in self._work.waits if each.inbox is not None})
         turns = self._work.turns
         if chaos.on:
             await chaos.point("workflows.before_suspend")
         try:
             result = await self._services.units.suspend(
-                self._tenure.claim, self._row.unit, waits=waits, wake_s=None if wake_s is None else max(wake_s, 0.0)
+                self._tenure.claim,
+                self._row.unit,
+                waits=waits,
+                inboxes=inboxes,
+                wake_s=None if wake_s is None else max(wake_s, 0.0),
             )
         except PersistenceError as error:
             log.info("%s could not be suspended and stays in memory: %s", self._row.unit, error)

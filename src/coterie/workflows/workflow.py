@@ -117,6 +117,31 @@ class Workflow(Steps):
         self._undo.append(Compensation(place, fn, args, kwargs))
         return Registered()
 
+    def receive(self, name: str, type: type[T], /, *, timeout: Duration | None = None) -> Coroutine[Any, Any, T]:
+        """Wait for the next message of a name that `handle.send` sends to this run, across restarts.
+
+        Messages of one name come in the order in which they were acknowledged to their senders, each once.
+
+        Args:
+            name: The name.
+            type: The type of the message.
+            timeout: The longest wait, measured from the first call.
+
+        Raises:
+            ReceiveTimeout: No message was acknowledged in time. What comes later waits for the next `receive`.
+            MalformedMessage: The message does not fit the type. It is received, and will not come again.
+        """
+        timeout_s = seconds_or_none(timeout, what=f"timeout of message {name!r}")
+        return self._work.receive(name, type, timeout_s)
+
+    def publish(self, name: str, value: object, /) -> Coroutine[Any, Any, None]:
+        """Publish a value under a name, once in all runs of the body: `handle.published` and `handle.follow` read it.
+
+        Raises:
+            MalformedMessage: It is not plain data, or too large.
+        """
+        return self._work.publish(name, value)
+
     def patched(self, name: str) -> bool:
         """Whether a code change applies to this run: False for runs that were past this place before the change.
 

@@ -14,6 +14,7 @@ from coterie.storage.contracts import (
     incoming_calls,
     jobs,
     messages,
+    run_messages,
     schedules,
     ticks,
     units,
@@ -33,6 +34,7 @@ CONTRACTS: dict[str, type] = {
     "jobs": jobs.JobStore,
     "incoming": incoming_calls.IncomingStore,
     "schedules": schedules.ScheduleStore,
+    "run_messages": run_messages.RunMessageStore,
     "user_writes": user_writes.UserWrites,
     "activity": activity.Activity,
 }
@@ -92,6 +94,11 @@ def test_each_kind_of_write_is_known_here() -> None:
         (jobs.JobRow, {"payload", "reply"}),
         (schedules.NewSchedule, {"payload"}),
         (schedules.ScheduleRow, {"payload"}),
+        (run_messages.RunMessage, {"value", "digest"}),
+        (run_messages.RunMessageSent, {"digest"}),
+        (run_messages.Receive, {"late"}),
+        (run_messages.Publish, {"value"}),
+        (run_messages.PublishedRow, {"value"}),
         (user_writes.UnitStarted, {"digest"}),
         (incoming_calls.MovedCall, {"known"}),
         (incoming_calls.MovedStart, {"known"}),
@@ -113,7 +120,7 @@ def test_each_kind_of_write_is_known_here() -> None:
 )
 def test_the_bytes_that_a_struct_carries_are_known_here(struct: type, fields: set[str]) -> None:
     """Whoever adds another one adds it to the encryption, and then here."""
-    names = vars(units) | vars(interface) | vars(messages) | vars(jobs)
+    names = vars(units) | vars(interface) | vars(messages) | vars(jobs) | vars(run_messages)
     hints: dict[str, Any] = get_type_hints(struct, localns=names)
     assert {name for name, hint in hints.items() if hint is bytes or bytes in get_args(hint)} == fields
 

@@ -38,7 +38,7 @@ HOT = {
     "deferreds_of_unit": "'default', 'u1', 7",
     "look_for_units": f"{MINE}, 10",
     "wake_due_units": MINE,
-    "suspend_unit": f"{ONE}, 'u1', array['d1', 'd2']::text[], 60",
+    "suspend_unit": f"{ONE}, 'u1', array['d1', 'd2']::text[], 60, array['n']::text[]",
     "start_unit": "'default', 'new', 'n', 'i', 's1', 'p', 'd', '', 'u1', 'd1', 7",
     "get_unit": "'default', 'u1'",
     "digest_of_unit": "'default', 'u1'",
@@ -52,7 +52,7 @@ HOT = {
 SELDOM = {"list_units", "start_via"}
 """For people, who ask for whatever they like: it may walk. And for sessions of users, which plan as they are set."""
 FENCED = ("add_steps", "add_step", "write_steps", "end_units", "open_unit", "wake_due_units", "suspend_unit")
-NAMES = ("units", "steps", "deferreds", "seats", "runners")
+NAMES = ("units", "steps", "deferreds", "run_inboxes", "seats", "runners")
 
 FENCE = [
     """insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)
@@ -105,6 +105,7 @@ FEW = {
     "units_due": ["seat ", "wake_at "],
     "steps_pkey": ["unit "],
     "deferreds_pkey": ["unit "],
+    "run_inboxes_pkey": ["unit ", "name "],
     "runners_pkey": ["id "],
     "seats_pkey": ["name "],
     "units_children": ["parent "],

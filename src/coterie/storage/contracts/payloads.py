@@ -45,8 +45,10 @@ TABLES = (
     PayloadTable("crons", ("name",), (), (), ("error",)),
     PayloadTable("ticks", ("name", "kind", "at", "seq"), (), (), ("note",), ("errors",)),
     PayloadTable("units", ("unit",), (), ("payload", "digest", "value", "error")),
-    PayloadTable("steps", ("unit", "branch", "position"), (), ("digest", "value", "error")),
+    PayloadTable("steps", ("unit", "branch", "position"), ("kind", "name"), ("digest", "value", "error")),
     PayloadTable("deferreds", ("unit", "name"), ("life",), ("value",), ("error",)),
+    PayloadTable("run_messages", ("unit", "name", "id"), (), ("digest", "value")),
+    PayloadTable("published", ("unit", "name", "seq"), (), ("value",)),
     PayloadTable("schedules", ("key",), ("life",), ("payload",)),
     PayloadTable("activity", ("id",), ("act", "what"), (), ("result",)),
 )

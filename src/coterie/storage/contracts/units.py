@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 UnitKind = Literal["workflow", "tick", "leader"]
 UnitStatus = Literal["running", "suspended", "done", "failed", "interrupted"]
 UnitEnding = Literal["done", "failed", "interrupted"]
-StepKind = Literal["step", "sleep", "deferred", "child", "patch", "compensation"]
+StepKind = Literal["step", "sleep", "deferred", "child", "patch", "compensation", "receive", "publish"]
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -358,12 +358,13 @@ class UnitStore(Protocol):
         ...
 
     async def suspend(
-        self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None
+        self, claim: Claim, unit: str, *, waits: Sequence[str], inboxes: Sequence[str] = (), wake_s: float | None
     ) -> Literal["suspended", "ready", "over", "fenced"]:
-        """Unload the unit until one of the deferreds named `waits` is resolved, or `wake_s` have passed.
+        """Unload the unit until one of the deferreds named `waits` is resolved, something is sent to one of `inboxes`
+        (steps wait there), or `wake_s` have passed.
 
-        "ready": one of them is resolved already, or an interruption is requested: continue [M11]. What it waits for is
-        locked while this is decided.
+        "ready": one of them is resolved already, something is in an inbox, or an interruption is requested: continue
+        [M11]. What it waits for is locked while this is decided.
         """
         ...
 

@@ -115,6 +115,16 @@ def outcome(parent: str, waited_as: str) -> Place:
     return "deferreds", "outcome", parent, waited_as
 
 
+def run_message(unit: str, name: str, field: str = "value") -> Place:
+    """What was sent to a run under a name, also where a step has received it; or the digest of that."""
+    return "run_messages", field, unit, name
+
+
+def published(unit: str, name: str) -> Place:
+    """What a run has published under a name."""
+    return "published", "value", unit, name
+
+
 def scheduled(key: str, life: int) -> Place:
     """The arguments of what a schedule, or a timer, sends."""
     return "schedules", "payload", key, life

@@ -71,6 +71,12 @@ def _of_ticks(row: Mapping[str, Any], column: str) -> tuple[Place, ...]:
     return (places.note_of_tick(row["name"]) if column == "note" else places.error_of_cron(row["name"]),)
 
 
+def _of_steps(row: Mapping[str, Any], column: str) -> tuple[Place, ...]:
+    own = places.step(row["unit"], row["branch"], row["position"], column)
+    is_message = row["kind"] == "receive" and column == "value"
+    return (places.run_message(row["unit"], row["name"]), own) if is_message else (own,)
+
+
 def _of_deferreds(row: Mapping[str, Any], column: str) -> tuple[Place, ...]:
     own = places.deferred(row["unit"], row["name"], row["life"], column)
     return (own, places.outcome(row["unit"], row["name"])) if column == "value" else (own,)
@@ -87,8 +93,10 @@ PLACES: dict[str, PlacesOf] = {
     "crons": lambda row, _: (places.error_of_cron(row["name"]),),
     "ticks": _of_ticks,
     "units": lambda row, column: (places.unit(row["unit"], column),),
-    "steps": lambda row, column: (places.step(row["unit"], row["branch"], row["position"], column),),
+    "steps": _of_steps,
     "deferreds": _of_deferreds,
+    "run_messages": lambda row, column: (places.run_message(row["unit"], row["name"], column),),
+    "published": lambda row, _: (places.published(row["unit"], row["name"]),),
     "schedules": lambda row, _: (places.scheduled(row["key"], row["life"]),),
     "activity": lambda row, _: (places.result_of_act(row["act"], row["what"]),),
 }

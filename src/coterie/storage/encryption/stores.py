@@ -12,6 +12,7 @@ from coterie.storage.encryption.incoming_calls import EncryptedIncoming
 from coterie.storage.encryption.jobs import EncryptedJobs, encrypted_end
 from coterie.storage.encryption.messages import EncryptedMessages, encrypted_commit, encrypted_job, encrypted_message
 from coterie.storage.encryption.reports import EncryptedActivity, EncryptedExecutions, EncryptedTicks
+from coterie.storage.encryption.run_messages import EncryptedRunMessages
 from coterie.storage.encryption.schedules import EncryptedSchedules
 from coterie.storage.encryption.units import EncryptedUnits, encrypted_start
 from coterie.storage.encryption.user_writes import EncryptedUserWrites
@@ -38,6 +39,7 @@ STORES: dict[str, type[EncryptedStore[Any]]] = {
     "messages": EncryptedMessages,
     "jobs": EncryptedJobs,
     "schedules": EncryptedSchedules,
+    "run_messages": EncryptedRunMessages,
     "incoming": EncryptedIncoming,
     "user_writes": EncryptedUserWrites,
     "activity": EncryptedActivity,

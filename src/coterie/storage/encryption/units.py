@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,6 +62,26 @@ def encrypted_start(start: UnitStart, keyring: Keyring) -> EncryptedStart:
     digest = keyring.seal(start.digest, places.unit(start.unit, "digest"))
     fields = msgspec.structs.asdict(start) | {"payload": payload, "digest": digest}
     return EncryptedStart(**fields, plain_digest=start.digest, keyring=keyring)
+
+
+def opened_step(keyring: Keyring, unit: str, row: StepRow) -> StepRow:
+    """A step as it was given. What it has received was encrypted where it was sent."""
+    places_of = partial(places.step, unit, row.branch, row.position)
+    came = (places.run_message(unit, row.name),) if row.kind == "receive" else ()
+    return replace(
+        row,
+        digest=keyring.open(row.digest, places_of("digest")),
+        value=open_first(keyring, row.value, *came, places_of("value")),
+        error=open_first(keyring, row.error, places_of("error")),
+    )
+
+
+def open_first(keyring: Keyring, data: bytes | None, *places: Place) -> bytes | None:
+    """Decrypt what was encrypted for one of these places."""
+    for place in places[:-1]:
+        with contextlib.suppress(UnreadablePayload):
+            return None if data is None else keyring.open(data, place)
+    return None if data is None else keyring.open(data, places[-1])
 
 
 class EncryptedUnits(EncryptedStore[UnitStore]):
@@ -163,7 +184,7 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         return replace(found, row=row, steps=steps, deferreds=deferreds)
 
     def _step(self, unit: str, row: StepRow) -> StepRow:
-        return self._opened(row, ("digest", "value", "error"), self._step_place(row, unit))
+        return opened_step(self._keyring, unit, row)
 
     def _deferred(self, unit: UnitRow, row: DeferredRow) -> DeferredRow:
         own = partial(places.deferred, unit.unit, row.name, unit.life)
@@ -176,6 +197,7 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         step = self._step_place(row, unit.unit)
         came: dict[str, Any] = {
             "deferred": lambda _: places.deferred(unit.unit, row.name, unit.life, "value"),
+            "receive": lambda _: places.run_message(unit.unit, row.name),
             "child": lambda field: places.unit(f"workflow:{row.name}", field),
         }
         elsewhere = came.get(row.kind, step)
@@ -189,13 +211,7 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         )
 
     def _open_first(self, data: bytes | None, *places: Place) -> bytes | None:
-        """Decrypt what was encrypted for one of these places."""
-        try:
-            return self._open(data, places[0])
-        except UnreadablePayload:
-            if len(places) == 1:
-                raise
-            return self._open_first(data, *places[1:])
+        return open_first(self._keyring, data, *places)
 
     def _step_place(self, at: StepRow | StepWrite, unit: str = "") -> PlaceOf:
         key = getattr(at, "unit", unit)

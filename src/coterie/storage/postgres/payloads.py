@@ -20,6 +20,7 @@ _TYPES = {
     ("ticks", "at"): "timestamptz",
     ("ticks", "seq"): "integer",
     ("steps", "position"): "bigint",
+    ("published", "seq"): "bigint",
     ("activity", "id"): "bigint",
 }
 """The columns of keys that are no texts."""

@@ -22,6 +22,7 @@ from coterie.storage.postgres.messages import PostgresMessages
 from coterie.storage.postgres.ownership import SQL, PostgresOwners, to_view
 from coterie.storage.postgres.payloads import PostgresPayloads
 from coterie.storage.postgres.pool import Pool
+from coterie.storage.postgres.run_messages import PostgresRunMessages
 from coterie.storage.postgres.schedules import PostgresSchedules
 from coterie.storage.postgres.server import schema as stored_schema
 from coterie.storage.postgres.server import server_check
@@ -120,6 +121,7 @@ class PostgresStorage(Storage):
         self.activity = PostgresActivity(**parts)
         self.incoming = PostgresIncoming(**parts)
         self.schedules = PostgresSchedules(**parts)
+        self.run_messages = PostgresRunMessages(**parts)
         self.payloads = PostgresPayloads(**parts)
         self.user_writes = PostgresUserWrites(cluster=settings.name, pool=self.pool)
         self.undertakings = PostgresTransactions(

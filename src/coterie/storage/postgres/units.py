@@ -101,12 +101,13 @@ class PostgresUnits(PostgresStore):
         )
 
     async def suspend(
-        self, claim: Claim, unit: str, *, waits: Sequence[str], wake_s: float | None
+        self, claim: Claim, unit: str, *, waits: Sequence[str], inboxes: Sequence[str] = (), wake_s: float | None
     ) -> Literal["suspended", "ready", "over", "fenced"]:
         """Unload the unit until something it waits for is resolved, or `wake_s` have passed."""
         due_s = None if wake_s is None else min(wake_s, LONGEST_S)
+        names = sorted(set(waits)), due_s, sorted(set(inboxes))
         rows = await self._read(
-            "suspend_unit", claim.runner, claim.seat, claim.epoch, unit, sorted(set(waits)), due_s
+            "suspend_unit", claim.runner, claim.seat, claim.epoch, unit, *names
         )  # idempotent: repeated after a lost answer
         return cast("Literal['suspended', 'ready', 'over', 'fenced']", rows[0]["told"])
 

@@ -35,6 +35,7 @@ from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.ownership import SqliteOwners
 from coterie.storage.sqlite.payloads import SqlitePayloads
+from coterie.storage.sqlite.run_messages import SqliteRunMessages
 from coterie.storage.sqlite.schedules import SqliteSchedules
 from coterie.storage.sqlite.schema import SqliteSchema
 from coterie.storage.sqlite.store import Scope
@@ -127,6 +128,7 @@ class SqliteStorage(Storage):
         self.activity = SqliteActivity(self._main, **parts)
         self.incoming = NoIncomingCalls()
         self.schedules = SqliteSchedules(self._main, **parts)
+        self.run_messages = SqliteRunMessages(self._main, **parts)
         self.payloads = SqlitePayloads(self._main, **parts)
         self.user_writes = NoUserWrites(self.address)
         self._undertakings = SqliteTransactions(

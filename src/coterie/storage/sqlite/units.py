@@ -148,6 +148,7 @@ def suspend(
     unit: str,
     *,
     waits: Sequence[str],
+    inboxes: Sequence[str] = (),
     wake_s: float | None,
 ) -> Suspended:
     """Unload a unit, unless it can continue. The write lock is held, so that does not change meanwhile [M11]."""
@@ -156,7 +157,7 @@ def suspend(
     row = get(connection, scope, unit)
     if row is None or row.seat != claim.seat or row.ended_at is not None:
         return "over"
-    names = bindings(scope, unit=unit, life=row.life, names=encoded(waits))
+    names = bindings(scope, unit=unit, life=row.life, names=encoded(waits), inboxes=encoded(inboxes))
     if row.interrupting or connection.execute(SQL["ready"], names).get:
         return "ready"
     wake_at_ns = None if wake_s is None else later_ns(scope, wake_s)
@@ -296,6 +297,8 @@ def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: in
     if ended or abandoned:
         connection.execute(SQL["forget"], bindings(scope, units=encoded(ended + abandoned)))
         forget_rows(connection, scope, ended + abandoned)
+        connection.execute(SQL["forget_run_messages"], bindings(scope, units=encoded(ended)))
+        connection.execute(SQL["forget_published"], bindings(scope, units=encoded(ended)))
     connection.execute(SQL["purge_early"], names)
     return UnitsPurged(tuple(abandoned), max(len(ended), len(abandoned), connection.changes()))
 

@@ -316,7 +316,7 @@ where u.cluster = $1 and u.unit = any(array(select unit from due)) and u.status 
 returning u.unit;
 
 -- name: suspend_unit
--- Unload a workflow, unless one of the deferreds it waits for is resolved [M11].
+-- Unload a workflow, unless one of the deferreds it waits for is resolved, or something is in one of its inboxes [M11].
 with /* include fence_of_one (s.name) */, goes_on as materialized (
     select u.unit, u.life from held join coterie.units as u on u.seat = held.name
     where u.cluster = $1 and u.unit = $5 and u.ended_at is null
@@ -336,12 +336,20 @@ with /* include fence_of_one (s.name) */, goes_on as materialized (
         and d.life = (select life from goes_on)
     order by d.name
     for share
+), empty as materialized ( -- and the inboxes, which sends write
+    select i.name from goes_on cross join lateral (
+        select name from coterie.run_inboxes
+        where cluster = $1 and unit = $5 and name = any($8::text[]) and waiting = 0 and (select count(*) from locked) >= 0
+        order by name
+        for share
+    ) as i
 ), suspended as (
     update coterie.units as u
     set status = 'suspended', changed_at = clock_timestamp(),
         wake_at = clock_timestamp() + make_interval(secs => $7::float8)
     where u.cluster = $1 and u.unit = $5 and exists (select from goes_on) and u.ended_at is null and not u.interrupting
         and (select count(*) from made) + (select count(*) from locked) = cardinality($6::text[])
+        and (select count(*) from empty) = cardinality($8::text[])
     returning u.unit
 )
 select case
@@ -533,7 +541,8 @@ with edge as materialized (
     where cluster = $1 and unit = any(array(select unit from old union all select unit from abandoned))
     returning unit
 ), forgotten as materialized (
-    select coterie.forget_units($1, array(select unit from gone)) as units
+    select coterie.forget_units($1, u.units) + coterie.forget_runs($1, u.units) as units
+    from (select array(select unit from gone) as units) as u
 ), early as (
     delete from coterie.deferreds as d
     where d.ctid = any(array(

@@ -78,6 +78,14 @@ delete from steps where cluster = :cluster and unit in (select value from json_e
 -- And the values that came for them.
 delete from deferreds where cluster = :cluster and unit in (select value from json_each(:units));
 
+-- name: forget_run_messages
+-- What was sent to runs whose rows go.
+delete from run_messages where cluster = :cluster and unit in (select value from json_each(:units));
+
+-- name: forget_published
+-- And what they have published.
+delete from published where cluster = :cluster and unit in (select value from json_each(:units));
+
 -- name: wake
 -- What has happened to units changes them, and has those go on that are suspended.
 update units set status = iif(status = 'suspended', 'running', status), wake_at_ns = null, changed_at_ns = :now_ns
@@ -160,10 +168,13 @@ from json_each(:seats) as asked
 order by asked.key, u.started_at_ns, u.unit;
 
 -- name: ready
--- Whether one of these values has come.
+-- Whether one of these values has come, or something is in one of these inboxes.
 select exists (
     select 1 from deferreds
     where cluster = :cluster and unit = :unit and life = :life and name in (select value from json_each(:names))
+) or exists (
+    select 1 from run_messages
+    where cluster = :cluster and unit = :unit and name in (select value from json_each(:inboxes)) and received_at_ns is null
 );
 
 -- name: suspend
