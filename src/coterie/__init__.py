@@ -81,6 +81,11 @@ if TYPE_CHECKING:
     from coterie.singletons.api import SavedState, SingletonInfo, Singletons
     from coterie.singletons.heartbeat import ExecutionMeta
     from coterie.singletons.leader import Leader
+    from coterie.storage.contracts.jobs import JobProgress
+    from coterie.tasks.api import JobInfo, Jobs
+    from coterie.tasks.definition import Queue
+    from coterie.tasks.queues import QueueInfo, Queues
+    from coterie.tasks.task import Job, Task
     from coterie.work.middleware import CallNext, WorkInfo
     from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, WorkflowInfo, Workflows
@@ -115,6 +120,10 @@ __all__ = [
     "Health",
     "HeartbeatFailed",
     "InvalidArgument",
+    "Job",
+    "JobInfo",
+    "JobProgress",
+    "Jobs",
     "KeyConflict",
     "KeyValueStore",
     "Leader",
@@ -133,6 +142,9 @@ __all__ = [
     "NotReady",
     "NotStarted",
     "PersistenceError",
+    "Queue",
+    "QueueInfo",
+    "Queues",
     "Reason",
     "ReceiveTimeout",
     "ReentrantCall",
@@ -163,6 +175,7 @@ __all__ = [
     "SyncCluster",
     "SyncKeyValueStore",
     "SyncWorkflowHandle",
+    "Task",
     "Tick",
     "TickInfo",
     "Transaction",
@@ -210,6 +223,11 @@ _MODULES = {
     "singletons.api": ("SavedState", "SingletonInfo", "Singletons"),
     "singletons.heartbeat": ("ExecutionMeta",),
     "singletons.leader": ("Leader",),
+    "storage.contracts.jobs": ("JobProgress",),
+    "tasks.api": ("JobInfo", "Jobs"),
+    "tasks.definition": ("Queue",),
+    "tasks.queues": ("QueueInfo", "Queues"),
+    "tasks.task": ("Job", "Task"),
     "work.middleware": ("CallNext", "WorkInfo"),
     "work.transaction": ("Transaction",),
     "workflows.api": ("WorkflowHandle", "WorkflowInfo", "Workflows"),

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from coterie.schedules.api import Schedules
     from coterie.settings import Encrypted
     from coterie.storage.contracts.units import UnitStartResult
+    from coterie.tasks.api import Jobs
+    from coterie.tasks.queues import Queues
     from coterie.web.server import HttpServer
     from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, Workflows
@@ -125,6 +127,21 @@ class Cluster(Definitions):
         from coterie.schedules.api import Schedules
 
         return Schedules(self._acting, self._program.entities, writing=self._writing)
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """The jobs of tasks: list, show, cancel, retry, edit and purge them."""
+        from coterie.tasks.api import Jobs
+
+        program = self._program
+        return Jobs(self._acting, self._writing, lambda: program.tasks, lambda: program.job_caller)
+
+    @cached_property
+    def queues(self) -> Queues:
+        """The queues of tasks: list, pause and resume them, change their limits."""
+        from coterie.tasks.queues import Queues
+
+        return Queues(self._acting, self._writing)
 
     @cached_property
     def workflows(self) -> Workflows:

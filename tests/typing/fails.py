@@ -234,6 +234,56 @@ async def workflows(tick: Tick) -> None:
     del text
 
 
+mails = cluster.queue("mails", concurrency=5, rate="5/s", partition="tenant", partition_concurrency=1)
+cluster.queue("mails", concurrency="5")  # type: ignore[arg-type] # text for a number
+cluster.queue("mails", rate=5)  # type: ignore[arg-type] # how many in which time?
+cluster.queue("mails", concurency=5)  # type: ignore[call-arg] # misspelt
+
+
+@cluster.task
+async def resize(picture: str, width: int) -> str:
+    return picture
+
+
+@cluster.task(queue=mails, key="mail", timeout="30s", pool="process")
+def send_email(tenant: str, mail: str, *, text: str = "") -> Balance:
+    return Balance()
+
+
+@cluster.task(queue=5)  # type: ignore[call-overload, untyped-decorator] # neither queue nor name
+async def of_no_queue() -> None: ...
+
+
+@cluster.task(retries=5)  # type: ignore[call-overload, untyped-decorator] # misspelt
+async def misspelt_task() -> None: ...
+
+
+@cluster.task(pool="loop")  # type: ignore[call-overload, untyped-decorator] # none of the choices
+def of_no_pool() -> None: ...
+
+
+async def jobs() -> None:
+    await resize("a.png")  # type: ignore[call-arg] # an argument too few
+    await resize.job("a.png")  # type: ignore[call-arg] # an argument too few
+    await resize.job("a.png", "200")  # type: ignore[arg-type] # text for a number
+    number: int = await resize.job("a.png", 200)  # type: ignore[assignment] # text
+    send_email.job("acme", "m", "hi")  # type: ignore[call-arg] # by keyword only
+    send_email.job("acme", mial="m")  # type: ignore[call-arg] # misspelt
+    await send_email("acme", "m")  # type: ignore[misc] # a plain function, called here and now
+    await cluster.send(resize)  # type: ignore[arg-type] # not called
+    await cluster.send(resize.job)  # type: ignore[arg-type] # not called
+    await cluster.send(send_email("acme", "m"))  # type: ignore[arg-type] # called here and now
+    await cluster.send(resize.job("a", 1), priority="high")  # type: ignore[arg-type] # text for a number
+    sent = await cluster.send(send_email.job("acme", "m"))
+    text: str = await cluster.result(sent)  # type: ignore[arg-type] # a balance
+    ids = await cluster.send_many([resize.job("a", 1)])
+    number = await cluster.result(ids[0])  # type: ignore[arg-type] # text
+    await cluster.jobs.list(state="pending")  # type: ignore[arg-type] # none of the choices
+    await cluster.jobs.purge(state="ready")  # type: ignore[arg-type] # what waits stays
+    await cluster.queues.limits("mails", rate=5)  # type: ignore[arg-type] # how many in which time?
+    del text, number
+
+
 def blocking(account: Account) -> None:
     with cluster.sync() as c:
         text: str = c.call(account.charge("a", 1))  # type: ignore[assignment] # a number

@@ -19,7 +19,11 @@ from coterie import (
     ExecutionMeta,
     FailedAttempt,
     Health,
+    Job,
+    JobInfo,
+    JobProgress,
     Leader,
+    QueueInfo,
     Retry,
     SavedState,
     ScheduleInfo,
@@ -435,3 +439,54 @@ async def together(account: Account) -> None:
     assert_type(task.result(), int)
     async with asyncio.timeout(5):
         await account.balance()
+
+
+mails = cluster.queue("mails", concurrency=5, rate="5/s", partition="tenant", partition_concurrency=1, age="1h")
+
+
+@cluster.task
+async def resize(picture: str, width: int = 200) -> str:
+    return picture
+
+
+@cluster.task(queue=mails, key=("tenant", "mail"), errors=[Overdrawn], retry=Retry(attempts=2), timeout="30s")
+def send_email(tenant: str, mail: str, *, text: str = "") -> Balance:
+    return Balance()
+
+
+@cluster.task(name="sum", queue="mails", priority=5, pool="process", group="default")
+def add(tenant: int, other: int) -> int:
+    return tenant + other
+
+
+@cluster.task()
+async def nothing() -> None: ...
+
+
+async def jobs() -> None:
+    assert_type(await resize("a.png"), str)
+    assert_type(await resize.job("a.png", width=7), str)
+    assert_type(send_email("acme", "m", text="hi"), Balance)
+    job = send_email.job("acme", "m", text="hi")
+    assert_type(job, Job[Balance])
+    assert_type(await job, Balance)
+    message = await cluster.send(add.job(1, 2), delay="10m", priority=5, tags={"order": "7"}, key="k")
+    assert_type(message, MessageId[int])
+    assert_type(await cluster.result(message), int)
+    assert_type(await cluster.send_many(add.job(n, n) for n in range(5)), list[MessageId[int]])
+    assert_type(await cluster.call(nothing.job(), timeout="5s"), None)
+    assert_type(await cluster.cancel(message), bool)
+    assert_type(await asyncio.gather(resize.job("a"), add.job(1, 2)), tuple[str, int])
+    assert_type(await asyncio.create_task(resize.job("a")), str)
+    for info in await cluster.jobs.list(state="dead", task="add", queue="mails", tag=("order", "7"), newest=True):
+        assert_type(info, JobInfo)
+        assert_type(info.progress, JobProgress | None)
+        assert_type(await cluster.jobs.retry(info.id), bool)
+        assert_type(await cluster.jobs.edit(info.id, {"tenant": 1}), MessageId[Any])
+    assert_type(await cluster.jobs.purge(state="done", older_than="1d"), int)
+    assert_type(await cluster.queues.limits("mails", concurrency=None, rate="1/s"), QueueInfo)
+    assert_type(await cluster.queues.limits("mails", reset=True), QueueInfo)
+    assert_type(await cluster.queues.pause("mails"), bool)
+    with cluster.sync() as c:
+        assert_type(c.call(resize.job("a")), str)
+        assert_type(c.result(c.send(add.job(1, 2), priority=1)), int)
