@@ -23,7 +23,7 @@ from coterie.settings import Settings
 from coterie.storage.contracts.jobs import GiveBack, JobDelivery, JobEnd, JobRow, JobSetback, NewJob
 from coterie.tasks.definition import TaskOptions, TaskType, define
 from coterie.tasks.frames import Assignment, JobCancel, JobOver, JobsOver, SlotsQuestion
-from coterie.tasks.worker.attempt import attempt_here
+from coterie.tasks.task import Task
 from coterie.tasks.worker.worker import JobWorker
 from coterie.work.middleware import Middleware, WorkInfo
 from coterie.work.threads import ThreadPool
@@ -388,15 +388,16 @@ async def test_a_transaction_is_committed_with_the_end(shop: Workshop) -> None:
 
     @shop.task(retry=Retry.never)
     async def writes(name: str, fails: bool) -> str:
-        work = attempt_here()
-        assert work is not None
-        async with work.transaction() as sql:
+        async with writes_task.transaction() as sql:
             await sql.execute("create table if not exists pictures (name text)")
             await sql.execute("insert into pictures (name) values ($1)", name)
         if fails:
             raise ValueError("no")
         return name
 
+    writes_task: Task[Any, Any, Any] = Task(writes, cast("Any", None))
+    with pytest.raises(RuntimeError, match="belongs to one of its jobs"):
+        writes_task.transaction()
     assert (await shop.ended(writes, name="a", fails=False)).state == "done"
     assert (await shop.ended(writes, name="b", fails=True)).state == "dead"
     transaction = shop.storage.transaction(limit_s=5)

@@ -16,9 +16,11 @@ from coterie.entities.reference import Sendable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
 
     from coterie.entities.reference import Caller
     from coterie.tasks.definition import TaskType
+    from coterie.work.transaction import Transaction
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -79,6 +81,35 @@ class Task(Generic[P, V_co, R_co]):
             MalformedMessage: One does not fit its annotation.
         """
         return Job(self.type, self.type.arguments.encode(args, kwargs), self._sender)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Your own SQL, with `$1` parameters, committed with the end of the job that runs here and what that sends.
+
+        Example:
+            ```python
+            @cluster.task
+            async def charge(order: str, cents: int) -> None:
+                async with charge.transaction() as sql:
+                    await sql.execute("insert into charges (id, cents) values ($1, $2)", order, cents)
+            ```
+
+        Promise:
+            Atomic: an attempt that raises, is cancelled or whose runner is lost leaves nothing behind. Several blocks,
+            one after another, are one transaction.
+
+        Not promised:
+            From its first statement to the end of the body it may take `transaction_limit` (2 s); then it is rolled
+            back and `TransactionTimeout` is raised.
+
+        Raises:
+            RuntimeError: This is no job of the task.
+        """
+        from coterie.tasks.worker.attempt import attempt_here  # only runners run jobs
+
+        attempt = attempt_here()
+        if attempt is None or attempt.entity_type != self.name:
+            raise RuntimeError(f"a transaction of {self!r} belongs to one of its jobs: use it inside of one")
+        return attempt.transaction()
 
     def __repr__(self) -> str:
         return f"task {self.name!r}"
