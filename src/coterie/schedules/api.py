@@ -75,12 +75,12 @@ class Schedules:
 
     Args:
         acting: Returns the runner or client through which it acts.
-        entities: The entities of this program.
+        entities: The entities of this program; None: it puts nothing.
         writing: As `acting`, for writes: raises where they are forbidden.
     """
 
     def __init__(
-        self, acting: Callable[[], Client], entities: EntityRegistry, *, writing: Callable[[str], Client]
+        self, acting: Callable[[], Client], entities: EntityRegistry | None, *, writing: Callable[[str], Client]
     ) -> None:
         self._acting = acting
         self._entities = entities
@@ -292,6 +292,7 @@ class Schedules:
     # Helpers
 
     def _row(self, here: Client, key: str, terms: ScheduleTerms, call: Call[Any], now: datetime) -> ScheduleRow:
+        assert self._entities is not None, "only a program puts schedules"
         entity_type = self._entities.type_of(call)
         message = here.calling.persisted.message(call, entity_type)
         number = shard_number(SCHEDULE, key, here.settings.shards)

@@ -10,11 +10,10 @@ import asyncio
 import hmac
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -28,7 +27,9 @@ from coterie.observe import message_filter
 from coterie.singletons.api import Singletons
 from coterie.storage.contracts.activity import Act
 from coterie.storage.contracts.messages import MessageFilter
+from coterie.web import job_acts
 from coterie.web.access import access_of, is_same_origin, require_read
+from coterie.web.act_plan import ActBody, Done, Plan, counted
 from coterie.web.details import address_of, filter_of, limit_of
 from coterie.web.responses import HttpRefusal, status_of
 from coterie.workflows.api import settle
@@ -53,76 +54,53 @@ MESSAGES_MOST = 1_000
 """Messages that one act retries or deletes; another one does the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What an act will do."""
-
-    what: str
-    """The thing, for the record."""
-    will: str
-    count: int
-    do: Callable[[], Awaitable[Done]]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What an act has done."""
-
-    text: str
-    count: int = 1
-
-
-class _Body(Struct, forbid_unknown_fields=True):
-    """The body of a request."""
-
-
-class CronBody(_Body):
+class CronBody(ActBody):
     """A cron by its name."""
 
     cron: str
 
 
-class MessagesBody(_Body):
+class MessagesBody(ActBody):
     """Messages by their ids, or by a filter as `coterie messages` takes it."""
 
     ids: list[str] | UnsetType = UNSET
     filter: dict[str, Any] | UnsetType = UNSET
 
 
-class EditBody(_Body):
+class EditBody(ActBody):
     """A dead message, and the arguments that it should have had."""
 
     id: str
     arguments: dict[str, Any]
 
 
-class SingletonBody(_Body):
+class SingletonBody(ActBody):
     """A singleton by its name."""
 
     singleton: str
 
 
-class RunnerBody(_Body):
+class RunnerBody(ActBody):
     """A runner by its id or name."""
 
     runner: str
 
 
-class WorkflowBody(_Body):
+class WorkflowBody(ActBody):
     """A run of a workflow."""
 
     workflow: str
     id: str
 
 
-class ResolveBody(_Body):
+class ResolveBody(ActBody):
     """A deferred by its token, and its value."""
 
     token: str
     value: Any
 
 
-class EntityBody(_Body):
+class EntityBody(ActBody):
     """An entity."""
 
     type: str
@@ -140,7 +118,7 @@ class Acts:
     def __init__(self, web_view: WebView, *, token: str) -> None:
         self._web_view = web_view
         self._token = token
-        self.plans: Mapping[str, tuple[type[_Body], Callable[[Client, Any], Awaitable[Plan]]]] = {
+        self.plans: Mapping[str, tuple[type[ActBody], Callable[[Client, Any], Awaitable[Plan]]]] = {
             "trigger": (CronBody, trigger),
             "pause": (CronBody, pause),
             "resume": (CronBody, resume),
@@ -153,6 +131,7 @@ class Acts:
             "resume-workflow": (WorkflowBody, resume_workflow),
             "resolve": (ResolveBody, resolve),
             "reset": (EntityBody, reset),
+            **job_acts.plans(web_view),
         }
 
     def routes(self) -> list[Route]:
@@ -222,14 +201,14 @@ class Acts:
     async def _retry(self, here: Client, body: MessagesBody) -> Plan:
         """Let dead messages run again, with all their attempts."""
         found = await self._chosen(here, body, ended=("dead",))
-        counted = _counted(len(found), "dead message")
+        told = counted(len(found), "dead message")
 
         async def do() -> Done:
             messages = _messages(here)
             retried = sum([await messages.retry(each.id) for each in found])
-            return Done(f"{_counted(retried, 'dead message')} of {_summed(found)} run again", retried)
+            return Done(f"{counted(retried, 'dead message')} of {_summed(found)} run again", retried)
 
-        will = f"retries {counted} of {_summed(found)}" if found else "retries nothing: no dead message matches"
+        will = f"retries {told} of {_summed(found)}" if found else "retries nothing: no dead message matches"
         return Plan(_subject(found), will + _rest(found), len(found), do)
 
     async def _purge(self, here: Client, body: MessagesBody) -> Plan:
@@ -241,10 +220,10 @@ class Acts:
             for status in ("dead", "done"):
                 ids = [str(each.id) for each in found if each.status == status]
                 gone += await here.storage.messages.discard(ids, status) if ids else 0
-            return Done(f"{_counted(gone, 'message')} of {_summed(found)} deleted", gone)
+            return Done(f"{counted(gone, 'message')} of {_summed(found)} deleted", gone)
 
-        counted = _counted(len(found), "message")
-        will = f"deletes {counted} of {_summed(found)} for good" if found else "deletes nothing: no message matches"
+        told = counted(len(found), "message")
+        will = f"deletes {told} of {_summed(found)} for good" if found else "deletes nothing: no message matches"
         return Plan(_subject(found), will + _rest(found), len(found), do)
 
     async def _chosen(self, here: Client, body: MessagesBody, *, ended: Sequence[str]) -> list[MessageInfo]:
@@ -362,12 +341,10 @@ async def drain(here: Client, body: RunnerBody) -> Plan:
 
     async def do() -> Done:
         await here.drain(row.id)
-        return Done(
-            f"{row.name} gives up {_counted(seats, 'seat')}, and takes nothing until it is started again", seats
-        )
+        return Done(f"{row.name} gives up {counted(seats, 'seat')}, and takes nothing until it is started again", seats)
 
-    to = f"to {_counted(others, 'other runner')}" if others else "with no other runner to take over"
-    return Plan(f"runner {row.name}", f"{row.name} will give up {_counted(seats, 'seat')} {to}", seats, do)
+    to = f"to {counted(others, 'other runner')}" if others else "with no other runner to take over"
+    return Plan(f"runner {row.name}", f"{row.name} will give up {counted(seats, 'seat')} {to}", seats, do)
 
 
 # ── workflows ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -381,7 +358,7 @@ async def interrupt(here: Client, body: WorkflowBody) -> Plan:
         await _hint(here, await here.storage.units.interrupt(row.unit))
         return Done(f"{row.name}/{row.id} is asked to end")
 
-    done = f"{row.status}, {_counted(row.steps, 'step')} done"
+    done = f"{row.status}, {counted(row.steps, 'step')} done"
     will = f"{row.name}/{row.id} ({done}) will be interrupted, and undo what it has done"
     return Plan(f"workflow {row.name}/{row.id}", will, 1, do)
 
@@ -439,9 +416,9 @@ async def reset(here: Client, body: EntityBody) -> Plan:
 
     async def do() -> Done:
         revived = await here.storage.messages.revive(entity_type=address.type, entity_id=address.id)
-        return Done(f"{_counted(revived, 'dead message')} of {address} run again", revived)
+        return Done(f"{counted(revived, 'dead message')} of {address} run again", revived)
 
-    will = f"{_counted(dead, 'dead message')} of {address} will run again"
+    will = f"{counted(dead, 'dead message')} of {address} will run again"
     rest = "what waits for another attempt will not wait; its state stays"
     return Plan(f"entity {address}", f"{will}, and {rest}", dead + pending, do)
 
@@ -454,19 +431,15 @@ def _messages(here: Client) -> Messages:
     return Messages(lambda: here.storage.messages, hint=here.calling.persisted.hint)
 
 
-def _counted(count: int, word: str) -> str:
-    return f"1 {word}" if count == 1 else f"{count:,} {word}s"
-
-
 def _summed(found: Sequence[MessageInfo]) -> str:
     """`Account.charge`, or `Account.charge and 2 other methods`."""
     counts = Counter(f"{EntityAddress.parse(each.entity).type}.{each.method}" for each in found)
     names = [name for name, _ in counts.most_common()]
-    return names[0] + (f" and {_counted(len(names) - 1, 'other method')}" if names[1:] else "") if names else "nothing"
+    return names[0] + (f" and {counted(len(names) - 1, 'other method')}" if names[1:] else "") if names else "nothing"
 
 
 def _subject(found: Sequence[MessageInfo]) -> str:
-    return f"message {found[0].id}" if len(found) == 1 else f"{_counted(len(found), 'message')} of {_summed(found)}"
+    return f"message {found[0].id}" if len(found) == 1 else f"{counted(len(found), 'message')} of {_summed(found)}"
 
 
 def _rest(found: Sequence[MessageInfo]) -> str:
@@ -500,7 +473,7 @@ async def _body(request: Request) -> bytes:
     return body
 
 
-def _decoded(kind: type[_Body], body: bytes) -> _Body:
+def _decoded(kind: type[ActBody], body: bytes) -> ActBody:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

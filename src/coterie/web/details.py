@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,21 @@ from coterie.errors import InvalidArgument
 from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import EntityAddress
 from coterie.kernel.text import require_text
-from coterie.observe import details
+from coterie.observe import details, schedules
 from coterie.observe.incoming_call import IncomingCall, find_message
+from coterie.observe.jobs.filter import (
+    JOB_QUALIFIERS,
+    JOB_WORDS,
+    ChosenJobs,
+    JobOptions,
+    choose_jobs,
+    told_job,
+    told_job_whole,
+)
 from coterie.observe.message_filter import STATES, MessageOptions
 from coterie.web.access import access_of, require_read
 from coterie.web.responses import HttpRefusal
+from coterie.work.tags import NAME_MOST_BYTES, VALUE_MOST_BYTES
 from coterie.workflows.definition import unit_of
 
 if TYPE_CHECKING:
@@ -31,6 +42,9 @@ if TYPE_CHECKING:
 
 WITHIN_S = 5.0
 """Time limit of one request."""
+TAG_MOST = 601
+"""Characters of a tag in a filter, its name and its value."""
+TAG_PATTERN = "[^=\\x00]+=[^\\x00]*"
 LIST_MOST = 500
 """Rows of one list."""
 _LIST = 100
@@ -57,6 +71,10 @@ class Details:
             "entity": self.entity,
             "messages": self.messages,
             "message": self.message,
+            "jobs": self.jobs,
+            "job": self.job,
+            "schedules": self.schedules,
+            "schedule": self.schedule,
             "workflow": self.workflow,
             "kv": self.keys,
         }
@@ -119,6 +137,42 @@ class Details:
         if isinstance(found, IncomingCall):
             return {"message": None, "incoming": found if self._texts else msgspec.structs.replace(found, key=None)}
         return {"message": await details.message(here, found, texts=self._texts)}
+
+    async def jobs(self, request: Request) -> Any:
+        """Jobs that match, the newest first."""
+        given = {name: request.query_params[name] for name in JOB_QUALIFIERS if name in request.query_params}
+        after, limit = request.query_params.get("after"), limit_of(request)
+        after = None if after is None else require_text(after, what="after")
+        here = self._web_view.here()
+        chosen = job_filter_of(given, texts=self._texts)
+        found = ChosenJobs((), more=False)
+        if _may_exist(chosen.tag):
+            found = await choose_jobs(here.storage.jobs, chosen, limit=limit, after=after, newest=True)
+        names = {row.id: row.name for row in (await here.storage.view()).runners}
+        return {"jobs": [told_job(row, names, texts=self._texts) for row in found.rows], "more": found.more}
+
+    async def job(self, request: Request) -> Any:
+        """One job."""
+        here, id_ = self._web_view.here(), _text(request, "id")
+        rows = await here.storage.jobs.look([id_])
+        if not rows:
+            return _missing(f"job {id_!r}")
+        names = {row.id: row.name for row in (await here.storage.view()).runners}
+        return {"job": told_job_whole(rows[0], names, texts=self._texts)}
+
+    async def schedules(self, request: Request) -> Any:
+        """Schedules whose names begin with a prefix."""
+        prefix = require_text(request.query_params.get("prefix", ""), what="prefix")
+        after, until = request.query_params.get("after"), _instant(request, "until")
+        after = None if after is None else require_text(after, what="after")
+        limit = limit_of(request)
+        return await schedules.schedules(self._web_view.here(), prefix, after=after, limit=limit, until=until)
+
+    async def schedule(self, request: Request) -> Any:
+        """One schedule."""
+        name = _text(request, "name")
+        found = await schedules.schedule(self._web_view.here(), name, texts=self._texts)
+        return found or _missing(f"schedule {name!r}")
 
     async def workflow(self, request: Request) -> Any:
         """A run of a workflow."""
@@ -189,6 +243,42 @@ def filter_of(given: Mapping[str, Any], *, texts: bool) -> MessageOptions:
     except InvalidArgument as error:
         raise HttpRefusal(400, error.message, "write tag=order=7") from None
     return chosen
+
+
+def job_filter_of(given: Mapping[str, Any], *, texts: bool) -> JobOptions:
+    """The filter of jobs that a request names.
+
+    Args:
+        given: Its qualifiers, as `coterie jobs list --filter` takes them.
+        texts: Whether it may ask for texts.
+
+    Raises:
+        HttpRefusal: One is unknown, or does not fit.
+    """
+    for name, value in given.items():
+        if name not in JOB_QUALIFIERS:
+            raise HttpRefusal(400, f"unknown qualifier {name!r}", f"there are {', '.join(JOB_QUALIFIERS)}")
+        if not isinstance(value, str):
+            raise HttpRefusal(400, f"{name} is no text", "write it in quotes")
+        require_text(value, what=name)
+    if given.get("state") not in (None, *JOB_WORDS):
+        raise HttpRefusal(400, f"there is no state {given['state'][:40]!r}", f"there are {', '.join(JOB_WORDS)}")
+    tag = given.get("tag")
+    if tag is not None and (len(tag) > TAG_MOST or not re.fullmatch(TAG_PATTERN, tag)):
+        raise HttpRefusal(400, "the tag cannot be read", f"write tag=order=7, with {TAG_MOST} characters at most")
+    if not texts and (given.keys() & {"error", "key", "tag"}):
+        raise HttpRefusal(403, "error, key and tag are hidden by the setting redact", "filter by task, queue and state")
+    if "older" in given:
+        to_seconds(given["older"], what="older", allow_zero=True)  # refuses what is not a duration
+    return JobOptions(**given)
+
+
+def _may_exist(tag: str | None) -> bool:
+    """Whether there may be a tag like this: each half of it is bounded in bytes, which a schema cannot say."""
+    if tag is None:
+        return True
+    name, _, value = tag.partition("=")
+    return len(name.encode()) <= NAME_MOST_BYTES and len(value.encode()) <= VALUE_MOST_BYTES
 
 
 def address_of(type: str, id: str) -> EntityAddress:

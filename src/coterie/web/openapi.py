@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from coterie.observe.jobs.filter import JOB_WORDS
 from coterie.observe.message_filter import STATES
 from coterie.observe.view import PAGES
 from coterie.web.call_schemas import described
-from coterie.web.details import LIST_MOST
+from coterie.web.details import LIST_MOST, TAG_MOST
 
 if TYPE_CHECKING:
     from coterie.web.offer import Offer
@@ -106,6 +107,14 @@ _FILTER = {
     "limit": _LIMIT,
 }
 
+_JOB_FILTER = {
+    **dict.fromkeys(("task", "queue", "error", "key", "after"), _PART),
+    "state": {"enum": list(JOB_WORDS)},
+    "tag": {"type": "string", "maxLength": TAG_MOST, "pattern": "^[^=\\u0000]+=[^\\u0000]*$"},
+    "older": {"type": "string", "pattern": "^[0-9]{1,4}[smhd]$"},
+    "limit": _LIMIT,
+}
+
 _DETAILS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "singleton": ("A singleton: its states, and who led.", {"name": _NAME}, ["line", "state", "saved", "history"]),
     "cron": ("A cron: its next and last ticks.", {"name": _NAME}, ["line", "next", "history"]),
@@ -119,6 +128,14 @@ _DETAILS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "entity": ("An entity.", {"type": _NAME, "id": _NAME}, ["type", "id", "known", "state"]),
     "messages": ("Messages, the newest first; after= goes on.", _FILTER, ["messages", "more"]),
     "message": ("A message.", {"id": _NAME}, ["message"]),
+    "jobs": ("Jobs, the newest first; after= goes on.", _JOB_FILTER, ["jobs", "more"]),
+    "job": ("A job.", {"id": _NAME}, ["job"]),
+    "schedules": (
+        "Schedules made at run time, by name, with their instants until then; after= goes on.",
+        {"prefix": _PART, "after": _PART, "limit": _LIMIT, "until": _AT},
+        ["now", "until", "schedules", "more"],
+    ),
+    "schedule": ("A schedule made at run time.", {"name": _NAME}, ["schedule"]),
     "workflow": ("A run of a workflow.", {"name": _NAME, "id": _NAME}, ["line", "steps", "waits"]),
     "activity": ("What was done, the newest first.", {"before": _ID, "limit": _LIMIT}, ["rows", "more"]),
     "kv": ("Keys, in order.", {"prefix": _PART, "after": _PART, "limit": _LIMIT}, ["entries", "more"]),

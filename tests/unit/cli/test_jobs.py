@@ -117,7 +117,7 @@ def test_a_job_is_cancelled_and_that_is_recorded(ask: Ask, jobs: StoredJobs) -> 
     assert row.state == "cancelled"
     assert "raised" in ask("jobs", "show", id_of(WAITS)).out
     running = json.loads(ask("jobs", "cancel", id_of(RUNS), "--yes", "--json").out)
-    assert running["outcome"] == "cancelling"
+    assert running["cancelled"] is True
     assert ", being cancelled" in ask("jobs", "list", "--state", "running").out
     over = ask("jobs", "cancel", id_of(DONE), "--yes")
     assert (over.code, "is over: done" in over.err) == (1, True)

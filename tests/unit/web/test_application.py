@@ -25,8 +25,8 @@ PAGE = ["/", "/api/session", "/api/view"]
 PATHS = [*PROBES, *MACHINES, *PAGE]
 ASSET, STREAM = "/page/index.html", "/api/stream"
 DETAILS = [
-    "singleton", "cron", "ticks", "shards/moves", "entities", "entity", "messages", "message", "workflow", "kv",
-    "activity",
+    "singleton", "cron", "ticks", "shards/moves", "entities", "entity", "messages", "message", "jobs", "job",
+    "schedules", "schedule", "workflow", "kv", "activity",
 ]  # fmt: skip
 GUARDED = [*MACHINES, *PAGE]  # files of the page: test_assets.py
 METHODS = ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND"]

@@ -26,7 +26,7 @@ from coterie.cli.commands.messages import parse_qualifiers
 from coterie.cli.output import Screen, as_json, echo, lasting, plain, plural, safe
 from coterie.cli.progress import ProgressLine
 from coterie.errors import InvalidArgument
-from coterie.observe.jobs.acts import cancel_job, revive_jobs
+from coterie.observe.jobs.acts import revive_jobs
 from coterie.observe.jobs.filter import (
     ENDED,
     JOB_QUALIFIERS,
@@ -163,12 +163,10 @@ async def cancel(ctx: ClientCommand, id: str, *, yes: bool, dry_run: bool) -> No
     if not confirmed(what, "cancel it?", yes=yes, dry_run=dry_run):
         return
     async with ctx.act("cancel-job", f"job {row.id} of {row.task}") as act:
-        outcome = await cancel_job(ctx.here, row)
-        act.result = {
-            "cancelled": f"job {row.id} is cancelled",
-            "cancelling": f"job {row.id} runs, and nothing of it will commit",
-        }.get(outcome, f"job {row.id} was over before")
-    ctx.answer({"id": row.id, "outcome": outcome}, f"{act.result}; this cannot be undone")
+        cancelled = await ctx.here.job_sender.cancel(row.id)
+        running = "; what runs of it cannot commit" if row.state == "claimed" else ""
+        act.result = f"job {row.id} is cancelled{running}" if cancelled else f"job {row.id} was over before"
+    ctx.answer({"id": row.id, "cancelled": cancelled}, f"{act.result}; this cannot be undone")
 
 
 @command.command("purge")

@@ -1,4 +1,4 @@
-"""What people do with queues and jobs, from the command line and the page: pause, limit, run again, cancel."""
+"""What people do with queues and jobs, from the command line and the page: pause, limit, run again."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coterie.entities.persisted.outcome import cancelled
 from coterie.errors import InvalidArgument, quoted
 from coterie.observe.jobs.queues import name_of
 from coterie.storage.contracts.jobs import JobFilter, QueueLimits
 from coterie.tasks.definition import default_burst
+from coterie.tasks.frames import QueueChanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from coterie.client import Client
     from coterie.observe.view import QueueLine
-    from coterie.storage.contracts.jobs import JobCancelled, JobRow, QueueRow
+    from coterie.storage.contracts.jobs import JobRow, QueueRow
 
 
 def known_queue(lines: Iterable[QueueLine], name: str) -> QueueLine | None:
@@ -31,6 +31,7 @@ async def pause_queue(here: Client, name: str, *, paused: bool) -> bool:
     for row in await _rows(here, name):
         if (row.paused_at is not None) is not paused:
             changed = await here.storage.jobs.pause(row.seat, paused=paused) is not None or changed
+            here.jobs.tell(row.seat, QueueChanged(row.seat))
     return changed
 
 
@@ -48,6 +49,7 @@ async def set_queue_limits(here: Client, name: str, given: Mapping[str, Any], *,
     (row,) = rows
     limits = None if reset else _limits(row, given)
     changed = await here.storage.jobs.set_limits(row.seat, limits)
+    here.jobs.tell(row.seat, QueueChanged(row.seat))
     return _in_force(changed or row)
 
 
@@ -72,10 +74,7 @@ async def _rows(here: Client, name: str) -> list[QueueRow]:
 async def revive_jobs(here: Client, rows: Sequence[JobRow]) -> int:
     """Let dead jobs run again, now and with all their attempts. Returns the number of those that were dead."""
     dead = JobFilter(state="dead")
-    return sum([await here.storage.jobs.revive(dead, id=row.id, most=1) for row in rows])
-
-
-async def cancel_job(here: Client, row: JobRow) -> JobCancelled:
-    """Cancel a job."""
-    outcome, _ = await here.storage.jobs.cancel(row.id, reply=cancelled(row.id))
-    return outcome
+    revived = sum([await here.storage.jobs.revive(dead, id=row.id, most=1) for row in rows])
+    for seat in {row.seat for row in rows}:
+        here.job_sender.hint_seat(seat)
+    return revived
