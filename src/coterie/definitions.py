@@ -188,6 +188,7 @@ class Definitions:
             from coterie.tasks.task import Task  # only programs that have tasks load it
 
             made = self._program.tasks.add(fn, cast("TaskOptions", options))
+            self._program.define_all(self._program.tasks, self._program.tasks.seats_of(made))
             return Task(made, self._program.job_caller)
 
         return add if fn is None else add(fn)
@@ -204,7 +205,9 @@ class Definitions:
             name: Its name in the cluster.
             options: See `QueueOptions`.
         """
-        return self._program.tasks.add_queue(name, options)
+        made = self._program.tasks.add_queue(name, options)
+        self._program.define_all(self._program.tasks, self._program.tasks.seats_of(made))
+        return made
 
     def setup(self, fn: Setup, /) -> Setup:
         """Open resources for handlers (a pool, a client): before the runner takes its first seat, until after its last.

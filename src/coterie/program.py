@@ -100,6 +100,11 @@ class Program:
         for runner in self.runners:
             runner.define(registry, definition)
 
+    def define_all(self, registry: Workplace, definitions: Sequence[Definition]) -> None:
+        """The same for several seats."""
+        for definition in definitions:
+            self.define(registry, definition)
+
     def new_client(self, settings: Settings) -> Client:
         """Make a client, not started yet."""
         return Client(settings, system_parts(settings))
@@ -124,6 +129,8 @@ class Program:
         # A caller with occupants of its own gets the shards for them, unless there are entities to occupy the shards.
         workplaces: list[Workplace] = [self.entities] if occupy is no_occupants or self.entities.types else []
         workplaces += [registry for registry in self._registries.values() if registry.known]
+        if "tasks" in self.__dict__ and (self.tasks.known or self.tasks.queues):
+            workplaces.append(self.tasks)
         if workplaces and workplaces[0] is self.entities:
             workplaces.append(ScheduleRegistry(self._cluster))
         if occupy is no_occupants and is_shared(settings):

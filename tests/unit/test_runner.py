@@ -136,7 +136,7 @@ class FakeMembership(Service):
             occupant.abandon()
         self.ended.set_result(reason)
 
-    async def leave(self) -> None:
+    async def leave(self, beside: object = ()) -> None:
         self.log.append("leaves")
         await self.leaving.wait()
         for tenure, occupant in self.held.values():

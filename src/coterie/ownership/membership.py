@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from coterie.errors import PersistenceError, StorageReplaced
 from coterie.kernel import chaos, metrics
+from coterie.kernel.ids import Seat
 from coterie.kernel.service import Service
 from coterie.ownership import admission
+from coterie.ownership.admission import Definition
 from coterie.ownership.directory import peer_of
 from coterie.ownership.failure_detector import FailureDetector, LeaseWatch
 from coterie.ownership.lease import LeasePolicy, LeaseTimes
@@ -32,13 +34,12 @@ if TYPE_CHECKING:
 
     from coterie.kernel.clock import Clock
     from coterie.kernel.supervisor import Supervisor
-    from coterie.ownership.admission import Definition
     from coterie.ownership.directory import Directory
     from coterie.ownership.exclusion import Cause, Exclusion
     from coterie.ownership.lease_thread import SideLoop
     from coterie.ownership.seats import Occupy, Tenure
     from coterie.settings import Settings
-    from coterie.storage.interface import ClusterSnapshot, Renewal, Storage
+    from coterie.storage.interface import ClusterSnapshot, Renewal, SeatRow, Storage
     from coterie.transport.interface import PeerAddress, Transport
     from coterie.transport.requests import Routes
 
@@ -431,7 +432,15 @@ class Membership(Service):
         self._stamp = view.stamp
         self._directory.learn(view, reading=reading)
         self._plans.learn(view, now_ns=self._now_ns(), renewals=self._renewals)
+        self._adopt(view.seats)
         self._seats.compare({seat.name: seat.epoch for seat in view.seats if seat.holder == self.incarnation})
+
+    def _adopt(self, seats: Sequence[SeatRow]) -> None:
+        """May hold the queues of others as well, if it has some of the group: what they allow is in their rows."""
+        groups = {each.group for each in self._definitions.values() if Seat.is_queue(each.seat)}
+        for seat in seats if groups else ():
+            if seat.group in groups and Seat.is_queue(seat.name) and seat.name not in self._definitions:
+                self.define(Definition(seat=seat.name, group=seat.group, fingerprint=seat.fingerprint))
 
     async def _define(self) -> None:
         """Declare what was defined after the start. If that fails, the next pass retries."""

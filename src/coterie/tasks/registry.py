@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from coterie.errors import PersistenceError
 from coterie.kernel.ids import Seat
 from coterie.ownership.admission import Definition
-from coterie.tasks.definition import SEATS, define, define_queue
+from coterie.tasks.definition import SEATS, Queue, define, define_queue
 from coterie.tasks.dispatcher.dispatcher import Dispatcher
 from coterie.tasks.dispatcher.slots import Loads
 from coterie.tasks.frames import NOT_MINE
+from coterie.tasks.worker.worker import JobWorker
 from coterie.work.definition import refusal
 from coterie.work.occupants import Occupants
 from coterie.work.registry import Registry
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from coterie.cluster import Cluster
-    from coterie.ownership.seats import Tenure
+    from coterie.ownership.seats import Occupy, Tenure
     from coterie.runner import Runner
-    from coterie.tasks.definition import Queue, QueueOptions, TaskOptions, TaskType
-    from coterie.tasks.dispatcher.dispatcher import QueueFacts
+    from coterie.tasks.definition import QueueOptions, TaskOptions, TaskType
+    from coterie.tasks.dispatcher.dispatcher import DispatcherFacts
     from coterie.tasks.frames import JobQuestion, JobsOver, JobsSent, QueueChanged
 
 log = logging.getLogger("coterie.tasks")
@@ -81,28 +82,28 @@ class TaskRegistry(Registry["TaskType"]):
 
     def definitions(self) -> Sequence[Definition]:
         """The seats of all queues, and of the tasks without one."""
-        seats = [each for queue in self.queues.values() for each in seats_of_queue(queue)]
-        seats += [each for task in self.known.values() for each in seats_of_task(task)]
-        return list({each.seat: each for each in seats}.values())
+        defined: list[Queue | TaskType] = [*self.queues.values(), *self.known.values()]
+        seats = [seat for each in defined for seat in self.seats_of(each)]
+        return list({seat.seat: seat for seat in seats}.values())
+
+    def seats_of(self, of: Queue | TaskType) -> list[Definition]:
+        """The seat of a queue; those of the jobs of a task.
+
+        The limits of a queue are in its row and not in the definition of its seat: any runner of its group may hold it,
+        also one whose program is older, or does not have the queue (`Membership`).
+        """
+        name = of.name if isinstance(of, Queue) else of.queue
+        if name is not None:
+            return [Definition(seat=Seat.queue(name), group=of.group)]
+        return [Definition(seat=Seat.jobs(of.group, number), group=of.group) for number in range(SEATS)]
+
+    def occupants(self, runner: Runner) -> Occupy:
+        """Occupy the seats of queues that a runner holds, and run the jobs that are claimed for it."""
+        runner.beside(JobWorker(runner, self.known, runner.jobs))
+        return super().occupants(runner)
 
     def _held(self, runner: Runner) -> HeldQueues:
         return HeldQueues(self, runner)
-
-
-def seats_of_queue(queue: Queue) -> list[Definition]:
-    """The seat of a queue.
-
-    Its limits are in its row and not in the definition of its seat: any runner of its group may hold it, also one whose
-    program is older, or does not know the queue.
-    """
-    return [Definition(seat=Seat.queue(queue.name), group=queue.group)]
-
-
-def seats_of_task(task: TaskType) -> list[Definition]:
-    """The seats of the jobs of a task: with a queue, those of the queue."""
-    if task.queue is not None:
-        return [Definition(seat=Seat.queue(task.queue), group=task.group)]
-    return [Definition(seat=Seat.jobs(task.group, number), group=task.group) for number in range(SEATS)]
 
 
 class HeldQueues(Occupants[Dispatcher]):
@@ -115,7 +116,7 @@ class HeldQueues(Occupants[Dispatcher]):
         runner.jobs.holder = self
         runner.directory.on_gone(self._gone)
 
-    def facts(self) -> list[QueueFacts]:
+    def facts(self) -> list[DispatcherFacts]:
         """What is known of the queues that are held."""
         return [each.facts() for each in self._open()]
 
@@ -130,6 +131,9 @@ class HeldQueues(Occupants[Dispatcher]):
         """Jobs of a runner are over, or what it can take has changed."""
         if (held := self._held(frame.seat)) is not None:
             held.over(runner, frame)
+        for each in self.latest.values():
+            if each.is_blocked and each is not held:  # it may have waited for these slots
+                each.hurry()
 
     def changed(self, frame: QueueChanged, /) -> None:
         """The row of a queue has changed."""

@@ -99,7 +99,7 @@ class TokenBucket:
         return min(self._burst, self._tokens + (self._rate or 0.0) * max(0.0, now_s - self._at_s))
 
 
-class QueueFacts(NamedTuple):
+class DispatcherFacts(NamedTuple):
     """What the holder of a queue's seat knows of it, without any I/O."""
 
     seat: str
@@ -171,6 +171,11 @@ class Dispatcher(LoopOccupant):
         return not self._closing and self.tenure.held
 
     @property
+    def is_closing(self) -> bool:
+        """Whether it begins nothing more."""
+        return self._closing
+
+    @property
     def group(self) -> str:
         """The group whose runners run its jobs."""
         return "" if self.row is None else self.row.group
@@ -184,10 +189,10 @@ class Dispatcher(LoopOccupant):
         """The database's clock, in seconds since 1970."""
         return self._services.dial.now().timestamp()
 
-    def facts(self) -> QueueFacts:
+    def facts(self) -> DispatcherFacts:
         """What is known of the queue."""
         due_s = self.lanes.oldest_due_s()
-        return QueueFacts(
+        return DispatcherFacts(
             seat=self.seat,
             waiting=len(self.lanes),
             parts=self.lanes.parts,

@@ -178,7 +178,7 @@ class Upkeep:
     async def live(self) -> None:
         """Do what is to be done, until the seat is given up."""
         self._of.lanes.read_again()  # an error may have interrupted a read
-        while self._of.is_open:
+        while not self._of.is_closing:
             self._news.clear()
             if self._of.row is None:
                 await self._news.wait()
