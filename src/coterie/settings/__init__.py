@@ -306,7 +306,7 @@ class Settings:
     http_calls: tuple[str, ...] | None = setting(
         parsers.optional(parsers.call_names()),
         None,
-        "what programs may call over HTTP: entity types, single methods (Account.deposit), and workflow:name",
+        "what programs may call over HTTP: entity types, single methods (Account.deposit), workflow:name and task:name",
         why="off: whatever is named here is called by everybody who has http_calls_token",
     )
     http_calls_token: Secret | None = setting(

@@ -25,7 +25,7 @@ _SIZE = re.compile(r"(?P<count>[0-9]{1,15}) ?(?P<unit>B|KiB|MiB|GiB)?")
 _SIZE_UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_CALL = re.compile(r"(?:workflow:)?[^\s,/:]{1,200}")
+_CALL = re.compile(r"(?:workflow:|task:)?[^\s,/:]{1,200}")
 _SECRET_LEAST = 16
 _DISTINCT_LEAST = 6
 """Distinct characters that a secret needs: 16 random hexadecimal digits usually have nine or more."""

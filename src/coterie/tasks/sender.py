@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from coterie.client import Client
     from coterie.entities.calls.client import CallClient
     from coterie.entities.host.work import Work
+    from coterie.entities.persisted.outcome import ReplyType
     from coterie.storage.contracts.jobs import JobReceipt, JobRow
     from coterie.storage.contracts.messages import Transaction
     from coterie.storage.interface import Storage
-    from coterie.tasks.definition import TaskType
     from coterie.tasks.exchange import JobExchange
     from coterie.tasks.task import Job
 
@@ -200,13 +200,13 @@ class JobSender:
 
     # Results
 
-    async def result(self, job_id: str, *, within_s: float, type_of: Callable[[str], TaskType]) -> Any:
+    async def result(self, job_id: str, *, within_s: float, type_of: Callable[[str], ReplyType]) -> Any:
         """Wait for the result of a job.
 
         Args:
             job_id: The id of the job.
             within_s: How long to wait.
-            type_of: Finds the task by its name.
+            type_of: Finds the reader of the result by the name of the task.
         """
         job_id, outer = require_text(str(job_id), what="job id"), handling.get()
         if outer is not None and outer.effects is not None and any(each.id == job_id for each in outer.effects.jobs):
@@ -364,7 +364,7 @@ class JobSender:
 
     # Waiting
 
-    async def _reply(self, job: NewJob | JobRow, task: TaskType, *, until_s: float, within_s: float) -> Any:
+    async def _reply(self, job: NewJob | JobRow, task: ReplyType, *, until_s: float, within_s: float) -> Any:
         """Wait for the end of a stored job, and return its result as the caller gets it.
 
         Raises:
@@ -473,7 +473,7 @@ def _require_same(new: NewJob, found: str, digest: bytes) -> None:
         raise KeyConflict(target=f"task {new.task!r}", key=shown_key(new.key or ""), message_id=found)
 
 
-def _read(row: JobRow, task: TaskType) -> Any:
+def _read(row: JobRow, task: ReplyType) -> Any:
     """The result of a job that has ended."""
     if row.state == "dead":
         raise _dead(row)

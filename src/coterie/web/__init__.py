@@ -62,6 +62,11 @@ def app(cluster: Cluster, *, access: Decide | None = None) -> Starlette:
         is set, nothing but the status words of the probes and the files of the page is visible without the token.
     """
     program = cluster._program  # noqa: SLF001 internal to coterie
-    offer = offer_of(cluster.settings, lambda: program.entities.types, lambda: program.workflows.known)
+    offer = offer_of(
+        cluster.settings,
+        lambda: program.entities.types,
+        lambda: program.workflows.known,
+        lambda: program.tasks.known,
+    )
     view = ClusterView(cluster.settings, cluster._participant.present, offer=offer)  # noqa: SLF001 as above
     return build(view, decide=access)

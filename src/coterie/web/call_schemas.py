@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from msgspec.structs import FieldInfo
 
     from coterie.entities.rpc import Rpc
+    from coterie.tasks.definition import TaskType
     from coterie.web.offer import Offer
     from coterie.workflows.definition import WorkflowType
 
@@ -31,9 +32,10 @@ _SCHEME = "calls"
 def described(offer: Offer) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The paths, the schemas and the security scheme of what can be called."""
     methods = [(entity_type, rpc, rpc.arguments.fields) for entity_type, rpc in offer.methods()]
-    runs = list(offer.runs())
+    runs, tasks = list(offer.runs()), [(task, task.arguments.fields) for task in offer.offered_tasks()]
     kinds = [field.type for _, _, fields in methods for field in fields]
     kinds += [rpc.result.type for _, rpc, _ in methods]
+    kinds += [field.type for _, fields in tasks for field in fields]
     kinds += [kind for run in runs for kind in (run.payload.type, run.result.type)]
     schemas = Schemas(kinds)
     paths: dict[str, Any] = {}
@@ -45,6 +47,8 @@ def described(offer: Offer) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
     for run in runs:
         place = f"/api/workflows/{quote(run.name, safe='')}/{{id}}"
         paths[place] = {"post": _start(run, schemas), "get": _run(run, schemas)}
+    for task, fields in tasks:
+        paths[f"/api/tasks/{quote(task.name, safe='')}"] = {"post": _job(task, _arguments(fields, schemas))}
     paths["/api/result/{message}"] = {"get": _result()}
     scheme = {"type": "http", "scheme": "bearer", "description": "http_calls_token"}
     components = {**schemas.components, "CallError": _ERROR, "Sent": _SENT, "Run": _RUN}
@@ -106,14 +110,16 @@ def _call(rpc: Rpc, arguments: Any, schemas: Schemas) -> dict[str, Any]:
 
 
 def _send(rpc: Rpc, arguments: Any) -> dict[str, Any]:
-    later = [
-        {"name": "delay", "in": "query", "schema": {"type": "string", "pattern": _DURATION}},
-        {"name": "at", "in": "query", "schema": {"type": "string", "format": "date-time"}},
-    ]
     stored = "It is stored." if rpc.persisted else "A runner has accepted it."
     answers = {"202": _json(stored, _ref("Sent")), "504": _error("It is not known whether it was sent.")}
-    parameters = [*_options(rpc), *(later if rpc.persisted else [])]
+    parameters = [*_options(rpc), *(_LATER if rpc.persisted else [])]
     return _posted(f"Send {rpc.what} without waiting for its result.", arguments, answers, parameters)
+
+
+def _job(task: TaskType, arguments: Any) -> dict[str, Any]:
+    answers = {"202": _json("It is stored.", _ref("Sent")), "504": _error("It is not known whether it was stored.")}
+    parameters = [_TIMEOUT, _KEY, *_LATER, _PRIORITY]
+    return _posted(f"Send a job of {task.name}.", arguments, answers, parameters, has_id=False)
 
 
 def _start(run: WorkflowType, schemas: Schemas) -> dict[str, Any]:
@@ -149,7 +155,9 @@ def _options(rpc: Rpc) -> list[dict[str, Any]]:
     return [_TIMEOUT, *([_KEY] if rpc.persisted else [])]
 
 
-def _posted(summary: str, body: Any, answers: dict[str, Any], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+def _posted(
+    summary: str, body: Any, answers: dict[str, Any], parameters: list[dict[str, Any]], *, has_id: bool = True
+) -> dict[str, Any]:
     refused = {
         "409": _error("A declared error of the handler; or the key or id was used with other arguments."),
         "413": _error("The body is too large."),
@@ -157,7 +165,7 @@ def _posted(summary: str, body: Any, answers: dict[str, Any], parameters: list[d
         "429": _error("The mailbox is full."),
     }
     content = {"required": True, "content": {"application/json": {"schema": body}}}
-    return {**_got(summary, answers | refused, [_ID, *parameters]), "requestBody": content}
+    return {**_got(summary, answers | refused, [*([_ID] if has_id else []), *parameters]), "requestBody": content}
 
 
 def _got(summary: str, answers: dict[str, Any], parameters: list[dict[str, Any]]) -> dict[str, Any]:
@@ -188,6 +196,11 @@ def _ref(name: str) -> dict[str, Any]:
 _SECURITY: list[dict[str, list[str]]] = [{_SCHEME: []}]
 _TEXT = {"type": "string"}
 _DURATION = "^[0-9]{1,4}(ms|s|m)$"
+_LATER = [
+    {"name": "delay", "in": "query", "schema": {"type": "string", "pattern": _DURATION}},
+    {"name": "at", "in": "query", "schema": {"type": "string", "format": "date-time"}},
+]
+_PRIORITY = {"name": "priority", "in": "query", "schema": {"type": "integer", "minimum": -100, "maximum": 100}}
 _ID = {
     "name": "id",
     "in": "path",

@@ -1,8 +1,9 @@
-"""Calls over HTTP: entities and workflows, by name, for programs that have neither their classes nor this library.
+"""Calls over HTTP: entities, workflows and tasks, by name, for programs that have neither their code nor this library.
 
     POST /api/call/{type}/{id}/{method}         its result
     POST /api/send/{type}/{id}/{method}         202 and the id of the message
-    GET  /api/result/{message}                  the result of a message, or 202
+    POST /api/tasks/{name}                      sends a job: 202 and its id
+    GET  /api/result/{message}                  the result of a message or job, or 202
     POST /api/workflows/{name}/{id}             starts a run
     GET  /api/workflows/{name}/{id}             how it stands, and its result
 
@@ -26,9 +27,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
-from coterie.entities.calls.by_name_client import CallsByName
+from coterie.entities.calls.by_name_client import CallsByName, PlainReply
 from coterie.errors import (
     CoterieError,
+    MessageExpired,
     SendTimeout,
     WorkflowFailed,
     WorkflowInterrupted,
@@ -36,7 +38,7 @@ from coterie.errors import (
     WorkflowTimeout,
 )
 from coterie.kernel.durations import to_seconds
-from coterie.kernel.ids import EntityAddress
+from coterie.kernel.ids import EntityAddress, is_job
 from coterie.kernel.plain import plain
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import visible
@@ -87,6 +89,7 @@ class HttpCalls:
         return [
             self._route("/api/call/{rest:path}", POST=self.call),
             self._route("/api/send/{rest:path}", POST=self.send),
+            self._route("/api/tasks/{rest:path}", POST=self.send_job),
             self._route("/api/result/{rest:path}", GET=self.result),
             self._route("/api/workflows/{rest:path}", POST=self.start, GET=self.run),
         ]
@@ -128,12 +131,15 @@ class HttpCalls:
         return told
 
     async def result(self, request: Request) -> Response:
-        """The result of a message that was sent; 202 while there is none."""
+        """The result of a message or job that was sent; 202 while there is none."""
         (message_id,) = _segments(request, "result", 1)
         within_s = self._within_s(request, default_s=0.0)
         try:
             async with asyncio.timeout(within_s + _SPARE_S):
-                found = await self._by_name().result(message_id, within_s=within_s, readable=self._offer.has_method)
+                if is_job(message_id):
+                    found = await self._result_of_job(message_id, within_s=within_s)
+                else:
+                    found = await self._by_name().result(message_id, within_s=within_s, readable=self._offer.has_method)
         except (SendTimeout, TimeoutError):
             return json_of({"message": message_id, "status": "pending"}, 202)
         return json_of(found)
@@ -146,6 +152,37 @@ class HttpCalls:
 
     def _by_name(self) -> CallsByName:
         return CallsByName(self._web_view.here())
+
+    # Tasks
+
+    async def send_job(self, request: Request) -> Response:
+        """Send a job, now or later, without waiting for its result."""
+        (name,) = _segments(request, "tasks", 1)
+        task = self._offer.tasks().get(name) if self._offer.has_task(name) else None
+        if task is None:
+            raise _not_offered(f"task:{name}")
+        body, key, within_s = await _map_of(request), _key(request), self._within_s(request)
+        (at, delay_s), priority = _when(request), _priority(request)
+        from coterie.tasks.task import Job  # only programs that have tasks load it
+
+        with refusals(about=task.what, within_s=within_s):
+            sender = self._web_view.here().job_sender
+            job: Job[Any] = Job(task, task.arguments.from_json(body), sender)
+            job.mark_sent()
+            job.key = key
+            async with asyncio.timeout(within_s + _SPARE_S):
+                sent = await sender.send(job, at=at, delay_s=delay_s, priority=priority)
+        told = json_of({"message": str(sent), "persisted": True}, 202)
+        told.headers["location"] = _place(request, f"/api/result/{sent}")
+        return told
+
+    async def _result_of_job(self, job_id: str, *, within_s: float) -> Any:
+        def plain(task: str) -> PlainReply:
+            if not self._offer.has_task(task):
+                raise MessageExpired(message_id=job_id)
+            return PlainReply(f"result of task {task!r}")
+
+        return await self._web_view.here().job_sender.result(job_id, within_s=within_s, type_of=plain)
 
     # Workflows
 
@@ -334,6 +371,16 @@ def _when(request: Request) -> tuple[datetime | None, float]:
     if due.tzinfo is None:
         raise CallRefusal(422, "invalid_argument", f"at is {at[:40]!r}", "write 2026-03-29T02:30:00Z")
     return due, 0.0
+
+
+def _priority(request: Request) -> int | None:
+    """`?priority=5`."""
+    given = request.query_params.get("priority")
+    if given is None:
+        return None
+    if not re.fullmatch("-?[0-9]{1,3}", given):
+        raise CallRefusal(422, "invalid_argument", f"priority is {given[:20]!r}", "write -100 to 100")
+    return int(given)
 
 
 def _duration_s(text: str, *, what: str) -> float:

@@ -1,4 +1,4 @@
-"""What the setting `http_calls` offers to callers over HTTP: methods of entities, and workflows."""
+"""What the setting `http_calls` offers to callers over HTTP: methods of entities, workflows and tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from coterie.entities.rpc import Rpc
     from coterie.settings import Settings
     from coterie.settings.secret import Secret
+    from coterie.tasks.definition import TaskType
     from coterie.workflows.definition import WorkflowType
 
 log = logging.getLogger("coterie")
 
 _WORKFLOW = "workflow:"
+_TASK = "task:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,14 @@ class Offer:
         token: The setting `http_calls_token`.
         entities: Returns the entity types of this program. Those of other programs can be called, too.
         workflows: Returns the workflows of this program, the only ones that can be started here.
+        tasks: Returns the tasks of this program, the only ones of which jobs can be sent here.
     """
 
     names: frozenset[str]
     token: Secret
     entities: Callable[[], Mapping[str, EntityType[Any]]]
     workflows: Callable[[], Mapping[str, WorkflowType]]
+    tasks: Callable[[], Mapping[str, TaskType]]
 
     def has_method(self, entity_type: str, method: str) -> bool:
         """Whether a method may be called."""
@@ -46,6 +50,10 @@ class Offer:
     def has_workflow(self, name: str) -> bool:
         """Whether a workflow may be started and read."""
         return f"{_WORKFLOW}{name}" in self.names
+
+    def has_task(self, name: str) -> bool:
+        """Whether jobs of a task may be sent and their results read."""
+        return f"{_TASK}{name}" in self.names
 
     def methods(self) -> Iterator[tuple[EntityType[Any], Rpc]]:
         """The methods of this program that can be called."""
@@ -60,9 +68,15 @@ class Offer:
             if self.has_workflow(name):
                 yield kind
 
+    def offered_tasks(self) -> Iterator[TaskType]:
+        """The tasks of this program of which jobs can be sent."""
+        for name, task in sorted(self.tasks().items()):
+            if self.has_task(name):
+                yield task
+
     def warn(self) -> None:
         """Log names that this program does not define: typing errors, or what another program defines."""
-        known = {f"{_WORKFLOW}{name}" for name in self.workflows()}
+        known = {f"{_WORKFLOW}{name}" for name in self.workflows()} | {f"{_TASK}{name}" for name in self.tasks()}
         for name, entity_type in self.entities().items():
             known |= {name, *(f"{name}.{method}" for method in entity_type.rpcs)}
         for name in sorted(self.names - known):
@@ -75,9 +89,10 @@ def offer_of(
     settings: Settings,
     entities: Callable[[], Mapping[str, EntityType[Any]]],
     workflows: Callable[[], Mapping[str, WorkflowType]],
+    tasks: Callable[[], Mapping[str, TaskType]],
 ) -> Offer | None:
     """What a program offers; None: nothing, which is the default."""
     if settings.http_calls is None:
         return None
     assert settings.http_calls_token is not None, "the settings require it"
-    return Offer(frozenset(settings.http_calls), settings.http_calls_token, entities, workflows)
+    return Offer(frozenset(settings.http_calls), settings.http_calls_token, entities, workflows, tasks)

@@ -125,7 +125,15 @@ async def break_down(workflow: Workflow, order: str) -> None:
     raise KeyError(order)
 
 
-OFFERED = ["Account", "Busy", "Private.open", "workflow:checkout", "workflow:approve", "workflow:break_down"]
+async def resize(picture: str, width: int = 200) -> Balance:
+    return Balance(width)
+
+
+async def hidden() -> None: ...
+
+
+_RUNS = ("checkout", "approve", "break_down")
+OFFERED = ["Account", "Busy", "Private.open", "task:resize", *(f"workflow:{name}" for name in _RUNS)]
 
 
 def program(url: str, **settings: Any) -> Cluster:
@@ -136,6 +144,7 @@ def program(url: str, **settings: Any) -> Cluster:
     made.entity(Private)
     for each in (checkout, approve, break_down):
         made.workflow(each)
+    made.task(key="picture", group="elsewhere")(resize)
     return made
 
 
@@ -253,6 +262,36 @@ async def test_a_workflow_is_started_watched_and_read(url: str) -> None:
         assert (broken["status"], broken["problem"]) == ("failed", "KeyError: 'please'")
         nothing = await http.get("/api/workflows/checkout/nothing")
         assert (nothing.status_code, nothing.json()["code"]) == (404, "workflow_not_found")
+
+
+async def test_a_job_is_sent_and_its_result_read(url: str) -> None:
+    """No runner serves its group: it waits, until it is cancelled."""
+    async with running(url) as cluster, caller(cluster) as http:
+        sent = await post(http, "/api/tasks/resize?priority=7", {"picture": "a.png", "width": 7})
+        assert sent.status_code == 202
+        job, place = sent.json()["message"], sent.headers["location"]
+        assert place == f"/api/result/{job}"
+        shown = await cluster.jobs.show(job)
+        assert (shown.task, shown.state, shown.priority) == ("resize", "ready", 7)
+        assert shown.payload == {"picture": "a.png", "width": 7}
+        waits = await http.get(place)
+        assert (waits.status_code, waits.json()) == (202, {"message": job, "status": "pending"})
+        assert (await post(http, "/api/tasks/resize", {"picture": "a.png", "width": 7})).json()["message"] == job
+        assert await refused(http, "/api/tasks/resize", {"picture": "a.png", "width": 8}) == (409, "key_conflict")
+        assert await cluster.cancel(job)
+        ended = await http.get(place)
+        assert (ended.status_code, ended.json()["code"]) == (409, "message_cancelled")
+
+        later = await post(http, "/api/tasks/resize?delay=1h", {"picture": "b.png"}, idempotency_key="k")
+        assert (await cluster.jobs.show(later.json()["message"])).state == "later"
+        for wrong in ({"picture": 7}, {}, {"picture": "a", "hight": 5}):
+            assert await refused(http, "/api/tasks/resize", wrong) == (422, "malformed_message")
+        for bad in ("priority=high", "priority=101"):
+            assert await refused(http, f"/api/tasks/resize?{bad}", {"picture": "c"}) == (422, "invalid_argument")
+        for name in ("hidden", "nothing", "Account"):
+            assert await refused(http, f"/api/tasks/{name}") == (404, "not_offered")
+        (unseen,) = await cluster.send_many([cluster.task(name="unseen", group="elsewhere")(hidden).job()])
+        assert (await http.get(f"/api/result/{unseen}")).status_code == 404
 
 
 # Who may call
@@ -626,7 +665,7 @@ def test_types_without_a_schema_are_any_value(tmp_path: Path) -> None:
     cluster.entity(Odd)
     from coterie.web.offer import offer_of
 
-    offer = offer_of(cluster.settings, lambda: cluster._program.entities.types, dict)
+    offer = offer_of(cluster.settings, lambda: cluster._program.entities.types, dict, dict)
     described = document("1", offer=offer)
     taken = described["paths"]["/api/call/Odd/{id}/take"]["post"]["requestBody"]["content"]["application/json"][
         "schema"
