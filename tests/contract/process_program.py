@@ -10,6 +10,8 @@ import time
 from coterie import Cluster, Discard, Retry, Snooze, current
 
 cluster = Cluster("sqlite://")
+ARGUMENTS = list(sys.argv)
+"""As programs read them, when they are imported."""
 
 
 class TooDeep(Exception):
@@ -32,6 +34,8 @@ def work(what: str) -> str:
             raise KeyError("a wrong key")
         case "exit":
             sys.exit(3)
+        case "arguments":
+            return repr(ARGUMENTS)
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
     print("a line for stdout")

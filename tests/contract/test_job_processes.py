@@ -48,6 +48,11 @@ async def test_a_body_runs_in_another_process_which_stays(shop: Workshop, capfd:
     assert capfd.readouterr().out == "a line for stdout\n" * 2
 
 
+async def test_a_program_finds_the_arguments_of_its_runner_there(shop: Workshop) -> None:
+    reply = (await shop.ended(WORK, what="arguments")).reply
+    assert WORK.result.decode(reply or b"", "a reply") == repr(sys.argv)
+
+
 async def test_what_it_raises_is_treated_as_that_of_any_body(shop: Workshop) -> None:
     """T5: the class decides, in the process that knows it."""
     row = await shop.ended(WORK, what="declared")

@@ -220,7 +220,7 @@ async def test_a_dead_job_is_said_to_be_dead(cluster: Cluster) -> None:
         await desk.storage.jobs.setback(setback(await begin(desk, sent), None, "SmtpError: busy\nmore"))
         with pytest.raises(MessageDead, match=f"message {sent} to mail is dead after 1 attempts: SmtpError: busy"):
             await cluster.result(sent)
-        with pytest.raises(MessageDead, match=r"cluster\.jobs\.retry"):
+        with pytest.raises(MessageDead, match="coterie jobs retry"):
             await cluster.send(program.mail.job("acme", "m1"))
 
 

@@ -482,7 +482,7 @@ def _read(row: JobRow, task: ReplyType) -> Any:
 
 def _dead(row: JobRow) -> MessageDead:
     last = row.errors[-1].error.partition("\n")[0] if row.errors else "nobody knows why"
-    hint = f"cluster.jobs.show({row.id!r}) tells each attempt, cluster.jobs.retry({row.id!r}) runs it again"
+    hint = f"coterie jobs show {row.id} tells each attempt, coterie jobs retry {row.id} runs it again"
     return MessageDead(message_id=row.id, target=row.task, attempts=row.failures + row.lost, problem=last, hint=hint)
 
 

@@ -49,9 +49,10 @@ is_body_process = False
 """Whether this process runs bodies for a runner."""
 
 _BEGIN = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from coterie.tasks.worker.body_process import main; main(int(sys.argv[1]))"
+    "import json, sys; fileno = int(sys.argv[1]); sys.path[:], sys.argv[:] = map(json.loads, sys.argv[2:]); "
+    "from coterie.tasks.worker.body_process import main; main(fileno)"
 )
+"""With the path and the arguments of this process: a program may read those when it is imported."""
 
 
 class BodyProcesses(Protocol):
@@ -139,7 +140,7 @@ class ProcessPool:
     async def _started(self) -> BodyProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            given = str(theirs.fileno()), json.dumps(sys.path)
+            given = str(theirs.fileno()), json.dumps(sys.path), json.dumps(sys.argv)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", _BEGIN, *given, pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL
             )
