@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 1.0
 """How long a frame waits for its connection: by then a sweep has found what it says."""
+_REFRESH_S = 0.05
+"""Between two reads of a directory that was wrong."""
 _WAITING_MOST = 1_000
 """Frames that wait for the connection to one runner; further ones are dropped."""
 
@@ -67,6 +69,10 @@ class WorkerPort(Protocol):
 
 class HolderPort(Protocol):
     """What holds seats of queues on this runner. Frames about seats that it does not hold are dropped."""
+
+    def holds(self, seat: str, /) -> bool:
+        """Whether it holds a seat."""
+        ...
 
     def sent(self, frame: JobsSent, /) -> None:
         """Jobs were stored, or made ready again."""
@@ -119,6 +125,7 @@ class JobExchange:
         """Frames that wait until the holder of a seat is known."""
         self._sent: dict[str, list[JobsSent]] = {}
         """What was sent in this turn of the loop, by seat: it goes in one frame."""
+        self._is_refreshing = False
 
     # Lifecycle
 
@@ -133,7 +140,7 @@ class JobExchange:
         self._transport = None
 
     async def stop(self) -> None:
-        """Drop what waits for a connection."""
+        """Drop what waits for a connection, or for a holder."""
         await self._tasks.stop()
 
     # Notices
@@ -201,13 +208,29 @@ class JobExchange:
 
     async def _connect(self, transport: Transport, runner: RunnerRow) -> None:
         try:
-            with contextlib.suppress(CoterieError, TimeoutError):
-                async with asyncio.timeout(_CONNECT_S):
-                    await transport.connect(peer_of(runner))
+            async with asyncio.timeout(_CONNECT_S):
+                await transport.connect(peer_of(runner))
+        except (CoterieError, TimeoutError):
+            self._refresh()
         finally:
             waiting = self._connecting.pop(runner.id)
         for body in waiting:
             transport.notify(peer_of(runner), Route.JOB, body)
+
+    def _refresh(self) -> None:
+        """The directory was wrong: read it again, soon."""
+        if self._transport is not None and not self._is_refreshing:
+            self._is_refreshing = True
+            self._tasks.spawn(self._read_directory(), name="refresh")
+
+    async def _read_directory(self) -> None:
+        try:
+            with contextlib.suppress(CoterieError, TimeoutError):
+                async with asyncio.timeout(_CONNECT_S):
+                    await self._here.directory.refresh()
+            await asyncio.sleep(_REFRESH_S)
+        finally:
+            self._is_refreshing = False
 
     # Requests
 
@@ -221,16 +244,20 @@ class JobExchange:
         directory, transport = self._here.directory, self._transport
         holder = directory.holder(seat)
         if holder is None or transport is None:
+            self._refresh()
             return NOT_MINE
         if holder.id == self._here.incarnation:
             return NOT_MINE if self.holder is None else await self._wait_here(self.holder, question, within_s=within_s)
         target = f"the end of job {question.id}"
         try:
-            return await transport.request(
+            answer = await transport.request(
                 peer_of(holder), Route.JOB, encode(question), within_s=within_s, target=target
             )
         except CoterieError as error:
-            return LOOK if getattr(error, "sent", True) else NOT_MINE
+            answer = LOOK if getattr(error, "sent", True) else NOT_MINE
+        if answer.startswith(NOT_MINE):
+            self._refresh()
+        return answer
 
     async def ask_slots(self, runner: str, question: SlotsQuestion, *, within_s: float) -> Slots | None:
         """Ask a runner what it can take. None: it did not answer, or runs no jobs."""
@@ -289,8 +316,17 @@ class JobExchange:
         """Pass a frame on."""
         del route, headers
         frame = decode(body)
-        if frame is not None:
+        if isinstance(frame, JobsSent) and not (self.holder is not None and self.holder.holds(frame.seat)):
+            self._pass_on(peer, frame)
+        elif frame is not None:
             self._receive(peer, frame)
+
+    def _pass_on(self, sender: str, frame: JobsSent) -> None:
+        """A client took us for the holder of a seat: it learns of a move only when it asks."""
+        directory = self._here.directory
+        holder = directory.holder(frame.seat)
+        if holder is not None and holder.id != self._here.incarnation and directory.runner(sender) is None:
+            self.tell_runner(holder.id, frame)
 
     def _receive(self, sender: str, frame: Frame) -> None:
         holder, worker = self.holder, self.worker

@@ -122,6 +122,10 @@ class HeldQueues(Occupants[Dispatcher]):
 
     # Frames
 
+    def holds(self, seat: str, /) -> bool:
+        """Whether a seat is held."""
+        return self._held(seat) is not None
+
     def sent(self, frame: JobsSent, /) -> None:
         """Jobs were stored, or made ready again."""
         if (held := self._held(frame.seat)) is not None:

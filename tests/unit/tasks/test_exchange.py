@@ -49,12 +49,13 @@ class FakeDirectory:
     holders: dict[str, str] = field(default_factory=dict)
     later: dict[str, str] = field(default_factory=dict)
     """What `refresh` finds."""
+    clients: tuple[str, ...] = ()
 
     def holder(self, seat: str) -> Row | None:
         return Row(self.holders[seat]) if seat in self.holders else None
 
-    def runner(self, id: str) -> Row:
-        return Row(id)
+    def runner(self, id: str) -> Row | None:
+        return None if id in self.clients else Row(id)
 
     async def refresh(self) -> None:
         self.holders |= self.later
@@ -98,10 +99,14 @@ class FakePort:
 
     def __init__(self) -> None:
         self.came: list[Any] = []
+        self.is_holder = True
         self.waiting: list[Callable[[bytes], None]] = []
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *given: self.came.append((name, *given))
+
+    def holds(self, seat: str) -> bool:
+        return self.is_holder
 
     def slots(self, holder: str, question: SlotsQuestion) -> Slots:
         self.came.append(("slots", holder, question))
@@ -268,3 +273,27 @@ async def test_a_process_without_queues_says_so_and_drops_frames() -> None:
     made.on_notify("other", 7, encode(JobsSent(SEAT)), {})
     made.on_notify("other", 7, b"junk", {})
     assert await made.ask_slots("me", SlotsQuestion(SEAT, 1), within_s=1) is None
+
+
+async def test_a_hint_of_a_client_that_took_us_for_the_holder_is_passed_on_once() -> None:
+    made, transport, port = exchange("other")
+    made._here.directory.clients = ("client",)  # type: ignore[attr-defined]
+    port.is_holder = False
+    hint = JobsSent(SEAT, (head("1"),))
+    made.on_notify("client", 7, encode(hint), {})
+    made.on_notify("runner", 7, encode(hint), {})
+    await turns()
+    assert (transport.sent, port.came) == ([("other", hint)], [])
+
+
+@pytest.mark.parametrize(
+    "answer", [NOT_MINE, RunnerUnavailable(runner="gone", target="", problem="", sent=False, hint="")]
+)
+async def test_who_asked_the_wrong_runner_finds_the_holder(answer: bytes | Exception) -> None:
+    made, transport, _ = exchange("gone", later="other", answer=answer)
+    assert await made.ask_holder(SEAT, JobQuestion("1", SEAT), within_s=5) == NOT_MINE
+    await turns()
+    transport.answer = b"reply"
+    assert await made.ask_holder(SEAT, JobQuestion("1", SEAT), within_s=5) == b"reply"
+    assert [peer for peer, _ in transport.sent] == ["gone", "other"]
+    await made.stop()
