@@ -129,6 +129,17 @@ class TestStart:
                 await storage.units.start(new_start("late", parent=parent, waited_as="d"))
         assert await storage.units.get(unit_key("late")) is None
 
+    async def test_one_that_is_left_to_itself_has_no_parent_and_starts_only_while_that_runs(
+        self, storage: Storage, runner_a: Ownership
+    ) -> None:
+        claim, _ = await grant(runner_a), await start_unit(storage)
+        told = await storage.units.start(new_start("left", parent=U))
+        assert (told.told, told.row.parent) == ("started", None)
+        await end_unit(storage, claim, U, status="failed")
+        assert await storage.units.interrupt_children([S1], most=10) == []
+        with pytest.raises(ParentEnded):
+            await storage.units.start(new_start("late", parent=U))
+
 
 class TestResolve:
     async def test_what_runs_learns_of_it_and_who_holds_it_is_told(self, storage: Storage, runner_a: Ownership) -> None:

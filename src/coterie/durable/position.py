@@ -110,7 +110,7 @@ class Places:
     @property
     def has_children(self) -> bool:
         """Whether a child was ever started."""
-        return any(row.kind == "child" for row in self._rows.values())
+        return any(row.kind in ("child", "start") for row in self._rows.values())
 
     def next_compensation(self, name: str, digest: bytes) -> Place:
         """The next place of this branch for a compensation. The order of branches differs from run to run."""

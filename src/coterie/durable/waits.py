@@ -150,6 +150,15 @@ class WaitingWork(Journal):
                 row = await self._store(place, done=False, value=takes, due_s=due_s)
         return row
 
+    async def once(self, place: Place, work: Callable[[], Awaitable[Any]]) -> None:
+        """Do something that comes to the same when it is repeated, and store that it is done, unless that is stored."""
+        await self.opened()
+        if self._row_at(place) is None:
+            await self.may_go_on()
+            with self.at_work():
+                await work()
+                await self._store(place)
+
     async def wait_value(self, name: str) -> DeferredRow:
         """Wait for the value of a deferred, without a timeout."""
         found = await self._wait(name, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from coterie.cluster import Cluster
     from coterie.durable.steps import DurableWork
     from coterie.kernel.retry import Retry
+    from coterie.workflows.api import WorkflowHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -166,6 +168,41 @@ class Workflow(Steps):
         name, former = self._name_of(workflow), getattr(workflow, "__name__", "workflow")
         place = self._work.places.next_child(f"{name}/{require_id(id)}", formerly=f"{former}/{id}")
         return self._child(place, name, workflow, payload, id)
+
+    def start(
+        self,
+        workflow: Callable[Concatenate[Workflow, A, ...], Coroutine[Any, Any, T]],
+        payload: A,
+        *,
+        id: str,
+        on_parent_end: Literal["interrupt", "leave"] = "interrupt",
+    ) -> Coroutine[Any, Any, WorkflowHandle[T]]:
+        """Start another workflow, and go on when it is stored. If a run of this id exists already, give its handle.
+
+        Args:
+            workflow: The workflow.
+            payload: Its payload.
+            id: Its id.
+            on_parent_end: What happens to it when this run fails or is interrupted: it is interrupted too, and its
+                compensations run; or it is left alone. When this run succeeds, it goes on in any case.
+
+        Raises:
+            ValueError: The id or an option is invalid.
+            TypeError: The function is not a workflow of this cluster.
+            KeyConflict: A run of this id exists with another payload.
+        """
+        if on_parent_end not in ("interrupt", "leave"):
+            raise ValueError(f'on_parent_end is {on_parent_end!r}, expected "interrupt" or "leave"')
+        name = self._name_of(workflow)
+        place = self._work.places.next_place("start", f"{name}/{require_id(id)}")
+        waited_as = waited_as_of(name, id) if on_parent_end == "interrupt" else ""
+        return self._started(place, partial(self._start, workflow, payload, id, waited_as), workflow, id)
+
+    async def _started(
+        self, place: Place, start: Callable[[], Awaitable[Any]], workflow: Any, id: str
+    ) -> WorkflowHandle[Any]:
+        await self._work.once(place, start)
+        return self.cluster.workflow_handle(workflow, id)
 
     async def _child(self, place: Place, name: str, workflow: Any, payload: Any, id: str) -> Any:
         row = await self._work.begin_waiting(place)

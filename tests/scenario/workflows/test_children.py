@@ -287,3 +287,107 @@ async def test_w10_children_of_a_run_that_fails_or_is_interrupted_are_interrupte
         assert undone <= set(diary.ran)
         assert await others.status() == "suspended"
         await sim.wait_until(lambda: not rows(sim, "units", where="interrupts_children"))
+
+
+def define_managed(cluster: Cluster, diary: Diary) -> tuple[Any, Any]:
+    """A child that waits for a message, and a parent that starts some and does what it is told."""
+
+    @cluster.workflow
+    async def worker(workflow: Workflow, number: int) -> Parcel:
+        await workflow.step("book", diary.do, f"book {number}")
+        workflow.compensate("cancel", diary.do, f"cancel {number}")
+        return Parcel(await workflow.receive("number", int))
+
+    @cluster.workflow
+    async def manager(workflow: Workflow, policy: Any) -> str:
+        for number in range(2):
+            run = await workflow.start(worker, number, id=f"w{number}", on_parent_end=policy)
+            await workflow.publish("started", run.id)
+        await workflow.step("gate", diary.gated, "gate")
+        if await workflow.receive("fail", bool):
+            raise ValueError("told to")
+        return "done"
+
+    return worker, manager
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_w10_the_children_of_a_parent_that_fails_are_interrupted_and_undo_what_they_did() -> None:
+    cluster, diary = new_cluster(), Diary()
+    worker, manager = define_managed(cluster, diary)
+    diary.gates["gate"].set()
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(manager, "interrupt", id="1")
+        await sim.wait_until(lambda: {"book 0", "book 1"} <= set(diary.ran))
+        await run.send("fail", True)
+        assert isinstance(await over(run), WorkflowFailed)
+        for number in range(2):
+            assert isinstance(await over(cluster.workflow_handle(worker, f"w{number}")), WorkflowInterrupted)
+        assert {"cancel 0", "cancel 1"} <= set(diary.ran)
+
+
+@pytest.mark.parametrize("end", ["failed", "interrupted"])
+@pytest.mark.simulated(seeds=2)
+async def test_w10_those_that_are_to_be_left_go_on(end: str) -> None:
+    cluster, diary = new_cluster(), Diary()
+    worker, manager = define_managed(cluster, diary)
+    diary.gates["gate"].set()
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(manager, "leave", id="1")
+        await sim.wait_until(lambda: {"book 0", "book 1"} <= set(diary.ran))
+        await (run.send("fail", True) if end == "failed" else run.interrupt())
+        await over(run)
+        await sim.advance(10.0)
+        left = cluster.workflow_handle(worker, "w0")
+        await left.send("number", 5)
+        assert await over(left) == Parcel(5)
+        assert "cancel 0" not in diary.ran
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_w10_across_a_kill_each_child_is_started_once_and_a_parent_that_is_done_leaves_it() -> None:
+    cluster, diary = new_cluster(), Diary()
+    worker, manager = define_managed(cluster, diary)
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(manager, "interrupt", id="1")
+        await sim.wait_until(lambda: "gate" in diary.ran)
+        sim.database.main.execute("delete from units where id = 'w1'")  # as if it were over and cleared away
+        holder(sim, manager).kill()
+        await sim.wait_until(lambda: diary.ran.count("gate") == 2)
+        diary.gates["gate"].set()
+        await run.send("fail", False)
+        assert await over(run) == "done"
+        await sim.advance(10.0)
+        assert await cluster.workflow_handle(worker, "w0").status() == "suspended"
+        assert diary.ran.count("book 1") <= 1
+        assert [status async for status in run.follow("started", str)] == ["w0", "w1"]
+        assert rows(sim, "units", where="id = 'w1'") == []
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_w10_a_child_that_was_started_can_be_waited_for() -> None:
+    cluster, diary = new_cluster(), Diary()
+    worker, _ = define_managed(cluster, diary)
+
+    @cluster.workflow
+    async def patient(workflow: Workflow, _: None) -> int:
+        started = await workflow.start(worker, 3, id="w3")
+        await workflow.publish("id", started.id)
+        return (await workflow.child(worker, 3, id="w3")).number
+
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(patient, None, id="1")
+        await suspended(sim, run)
+        began_s = seconds(sim)
+        await cluster.workflow_handle(worker, "w3").send("number", 9)
+        assert await over(run) == 9
+        assert seconds(sim) - began_s < SWEEP_S
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_w10_a_policy_that_is_none_is_refused() -> None:
+    cluster, diary = new_cluster(), Diary()
+    _, manager = define_managed(cluster, diary)
+    async with simulated(cluster):
+        error = await over(await cluster.start_workflow(manager, "abandon", id="1"))
+        assert """on_parent_end is 'abandon', expected "interrupt" or "leave\"""" in str(error)

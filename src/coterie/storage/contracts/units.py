@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 UnitKind = Literal["workflow", "tick", "leader"]
 UnitStatus = Literal["running", "suspended", "done", "failed", "interrupted"]
 UnitEnding = Literal["done", "failed", "interrupted"]
-StepKind = Literal["step", "sleep", "deferred", "child", "patch", "compensation", "receive", "publish"]
+StepKind = Literal["step", "sleep", "deferred", "child", "patch", "compensation", "receive", "publish", "start"]
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +205,9 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     """A digest of the payload: the same id with another digest is a conflict."""
     version: str = ""
     parent: str | None = None
+    """The unit that starts it, which must not have ended."""
     waited_as: str = ""
+    """The name of its parent's deferred that its end resolves; empty: it is left to itself, and no child."""
     life: int = 0
     """The life of the run, if it is new."""
 

@@ -18,6 +18,7 @@ from coterie.storage.contracts.units import (
     UnitRow,
     UnitSnapshot,
     UnitsPurged,
+    UnitStart,
     UnitStartResult,
     life_of_tick,
     require_same,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
         UnitEnd,
         UnitEndResult,
         UnitKind,
-        UnitStart,
         UnitStatus,
     )
     from coterie.storage.interface import Claim
@@ -177,14 +177,15 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Unit
     """Store a workflow if there is none of this name; None: it is new, and its parent has ended."""
     parent = None if start.parent is None else get(connection, scope, start.parent)
     is_orphan = start.parent is not None and (parent is None or parent.ended_at is not None)
-    is_new = not is_orphan and _begin(connection, scope, kind="workflow", **msgspec.structs.asdict(start))
+    stored = start if start.waited_as else msgspec.structs.replace(start, parent=None)
+    named = {name: getattr(stored, name) for name in UnitStart.__struct_fields__}
+    is_new = not is_orphan and _begin(connection, scope, kind="workflow", **named)
     rows: list[Any] = connection.execute(SQL["row"], bindings(scope, unit=start.unit)).fetchall()
     if not rows:
         return None
-    (row,) = rows
-    stored = _unit(row)
-    told: Any = "started" if is_new else "there" if start.is_same(stored.digest) else "conflict"
-    return UnitStartResult(told, stored)
+    there = _unit(rows[0])
+    told: Any = "started" if is_new else "there" if start.is_same(there.digest) else "conflict"
+    return UnitStartResult(told, there)
 
 
 def require_started(connection: apsw.Connection, scope: Scope, starts: Sequence[UnitStart]) -> None:

@@ -361,7 +361,7 @@ end as told;
 
 -- name: start_unit
 -- Store a new workflow, unless there is one of its name; a child only while its parent is running. The statement that
--- ends the parent waits for this one, and so finds the child.
+-- ends the parent waits for this one, and so finds the child. One whose end is told to nobody is left to itself.
 with parent as materialized (
     select from coterie.units where cluster = $1 and unit = $9::text and ended_at is null for key share
 )
@@ -369,8 +369,8 @@ insert into coterie.units as u (
     cluster, unit, kind, name, id, seat, status, started_at, changed_at, payload, digest, version, parent, waited_as, life
 )
 select
-    $1, $2, 'workflow', $3, $4, $5, 'running', clock_timestamp(), clock_timestamp(), $6, $7, $8, $9::text, $10,
-    $11::bigint
+    $1, $2, 'workflow', $3, $4, $5, 'running', clock_timestamp(), clock_timestamp(), $6, $7, $8,
+    case when $10 <> '' then $9::text end, $10, $11::bigint
 where $9::text is null or exists (select from parent)
 on conflict (cluster, unit) do nothing
 returning u.*, 0::bigint as steps;
