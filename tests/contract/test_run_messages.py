@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie.storage.contracts.run_messages import PUBLISHED_MOST, Publish, Receive, RunMessage, RunMessageSent
+from coterie.storage.contracts.run_messages import (
+    PUBLISHED_MOST,
+    GiveBack,
+    Publish,
+    Receive,
+    RunMessage,
+    RunMessageSent,
+)
 from tests.contract.units import (
     HOSTILE,
     S1,
@@ -221,6 +228,42 @@ class TestSend:
         assert await received(storage, claim, name=hostile) == hostile.encode()
         await publish(storage, claim, 1, name=hostile, value=hostile.encode())
         assert await published(storage, hostile) == [(1, hostile.encode())]
+
+
+class TestGiveBack:
+    async def give_back(self, storage: Storage, claim: Claim, *received: tuple[str, int]) -> StepResult:
+        return await storage.run_messages.give_back(GiveBack(claim, U, "", 9, "race", b"\x01", "r", received))
+
+    async def test_what_was_received_waits_again_in_its_old_order(self, storage: Storage, runner_a: Ownership) -> None:
+        claim, _ = await grant(runner_a), await start_unit(storage)
+        for name in ("a", "b", "c"):
+            await send(storage, name)
+        await send(storage, "x", name="other")
+        for at in range(2):
+            await received(storage, claim, at, branch="@9.0")
+        await received(storage, claim, 2, branch="@9.0", name="other")
+        told = await self.give_back(storage, claim, ("@9.0", 1), ("@9.0", 0), ("@9.0", 2), ("@9.0", 7))
+        assert told.row is not None
+        assert (told.told, told.row.kind, told.row.value, told.row.done) == ("written", "first", b"\x01", True)
+        assert await received(storage, claim, 0, branch="@9.0") == b"value of a", "the step keeps it"
+        again = await self.give_back(storage, claim, ("@9.0", 0))
+        assert (again.told, again.row) == ("there", told.row)
+        await suspend_unit_for(storage, claim, "approve", told="ready")
+        assert [await received(storage, claim, at) for at in range(4)] == [
+            b"value of a", b"value of b", b"value of c", None
+        ]  # fmt: skip
+        assert await received(storage, claim, 4, name="other") == b"value of x"
+        await suspend_unit_for(storage, claim, "approve", "other")
+
+    async def test_c1_only_the_holder_gives_back(self, storage: Storage, runner_a: Ownership) -> None:
+        claim, _ = await grant(runner_a), await start_unit(storage)
+        await send(storage, "a")
+        await received(storage, claim, 0, branch="@9.0")
+        for foreign in foreign_claims(claim):
+            assert (await self.give_back(storage, foreign, ("@9.0", 0))).told == "fenced"
+        assert await received(storage, claim) is None
+        await end_unit(storage, claim, U)
+        assert (await self.give_back(storage, claim, ("@9.0", 0))).told == "over"
 
 
 class TestPublish:

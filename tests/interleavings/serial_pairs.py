@@ -438,6 +438,7 @@ def _runs(s: Steps, units: Parts) -> list[Group]:
     return [
         Group("run and a message", u.rows(u.unit(), r.inbox(), step), parts),
         Group("run and a message that was received", u.rows(u.unit(), r.inbox(waiting=0)), parts),
+        Group("run that gives back", u.rows(u.unit(), r.inbox(waiting=0), r.received_step(), step), parts),
         Group("run that waits", u.rows(u.unit(), r.empty_inbox(), step), parts),
         Group("run that has waited too long", u.rows(u.unit(), r.empty_inbox(), late), parts),
         Group("run without an inbox", u.rows(u.unit()), parts),
@@ -512,6 +513,7 @@ def _incoming(s: Steps) -> list[Group]:
         "send": stored_runs.sending(s),
         "receive": stored_runs.receiving(s),
         "publish": stored_runs.publishing(s),
+        "give back": stored_runs.giving_back(s),
     }
     steps = {"steps": u._steps(s).steps, "lone step": u._lone(s).steps}  # nobody has steps of a run that is not there
     waits = i.rows("w1") + stored_schedules.rows()
@@ -606,6 +608,7 @@ def _seats(s: Steps) -> list[Group]:
         "suspend": stored_units._suspend(s).steps,
         "receive": stored_runs.receiving(s),
         "publish": stored_runs.publishing(s),
+        "give back": stored_runs.giving_back(s),
         "move incoming": incoming_rows.moving(s, incoming_rows.call()),
         "start incoming": incoming_rows.starting(s, incoming_rows.start("w2")),
         "fire": stored_schedules.firing(s),

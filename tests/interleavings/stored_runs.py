@@ -62,6 +62,21 @@ def publishing(s: Steps, position: int = 7) -> tuple[Step, ...]:
     return atomic(s.step("publish_value", "a", "s1", 1, "u", "", position, "p", b"v", "anna", 1000, step="publish"))
 
 
+def received_step() -> str:
+    """A step of u, in a branch, that has received m1."""
+    return (
+        ";insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, value)"
+        f" values ('{CLUSTER}', 'u', '@9.0', 0, 'receive', 'n', '', true, {_LONG_AGO}, 'v')"
+        ";update coterie.run_messages set life = 0, branch = '@9.0', position = 0, value = null"
+    )
+
+
+def giving_back(s: Steps) -> tuple[Step, ...]:
+    """A race of u is over, and m1 is given back."""
+    given = ("a", "s1", 1, "u", "", 9, "first", b"\x01", "anna", ["@9.0"], [0])
+    return atomic(s.step("give_back_messages", *given, step="give back"))
+
+
 def suspending(s: Steps) -> tuple[Step, ...]:
     """u is suspended until something comes to its inbox."""
     return atomic(suspend(s))
@@ -85,6 +100,7 @@ def parts(s: Steps) -> dict[str, tuple[Step, ...]]:
         "receive": receiving(s),
         "receive in another branch": receiving(s, 6),
         "publish": publishing(s),
+        "give back": giving_back(s),
         "publish in another branch": publishing(s, 8),
         "suspend at the inbox": suspending(s),
         "purge messages": purging(s),

@@ -42,6 +42,8 @@ DAILY = [
     "unit that left a child: children x forget",
     "run and a message: receive x receive in another branch",
     "run and a message: send m1 x purge messages",
+    "run that gives back: receive x give back",
+    "run that gives back: send x give back",
     "run that waits: send x receive",
     "run that waits: send x suspend at the inbox",
     "run that has waited too long: send x receive",

@@ -16,6 +16,6 @@ Not promised:
 
 Read in this order: `position` (the place of a step), `failure` (how an error is stored), `journal` (how results are
 stored and loaded), `token` (of deferreds), `waits` (sleeps, deferreds, when a unit may be suspended), `run_messages`
-(what a run receives and publishes), `steps` (results of steps, and how steps run), `unit` (the API of bodies, and the
-unit of a leader).
+(what a run receives and publishes), `steps` (results of steps, and how steps run), `branches` (maps and races), `unit`
+(the API of bodies, and the unit of a leader).
 """

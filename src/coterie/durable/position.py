@@ -112,6 +112,15 @@ class Places:
         """Whether a child was ever started."""
         return any(row.kind in ("child", "start") for row in self._rows.values())
 
+    def below(self, place: Place, number: int) -> str:
+        """The branch that a place and a number name: of an item, or of one side of a race."""
+        self.is_branched = True
+        return f"{place.branch}@{place.position}.{number}"
+
+    def begin_below(self, place: Place, number: int) -> None:
+        """Make the current task such a branch."""
+        self.enter(Branch(self.below(place, number), asyncio.current_task()))
+
     def next_compensation(self, name: str, digest: bytes) -> Place:
         """The next place of this branch for a compensation. The order of branches differs from run to run."""
         branch = self._outside("compensation", name)

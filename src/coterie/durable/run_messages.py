@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.durable import failure
 from coterie.durable.position import named
-from coterie.durable.waits import POLL_S, Wait, WaitingWork
+from coterie.durable.waits import POLL_S, Wait, WaitingWork, lane_here, require_open_lane
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import MalformedMessage, ReceiveTimeout
 from coterie.kernel.serialization.codec import PLAIN, codec_for
@@ -45,6 +45,9 @@ class MessagingWork(WaitingWork):
             await self.may_go_on()
         if row is None or not row.done:
             row = await self._received(place, timeout_s)
+        lane = lane_here()
+        if lane is not None and row.error is None:
+            lane.note_received(place)
         if row.error is not None:
             raise await self.after_others(failure.unpack(row.error))
         try:
@@ -65,13 +68,31 @@ class MessagingWork(WaitingWork):
             runner=self._services.runner,
         )
         while True:
+            require_open_lane()
             hints = self._hints.came  # a message may come while this one reads
             with self.at_work():
-                row = await self._written(place, partial(self._services.storage.run_messages.receive, write))
+                row = await self._take(place, write)
             self._row_at(place)
             if row.done:
                 return row
             await self._wait_for_message(place.name, row.due_at, hints)
+
+    async def _take(self, place: Place, write: Receive) -> StepRow:
+        """Receive, or wait. A side of a race that is cancelled meanwhile ends when it is known what it has received."""
+        lane = lane_here()
+        if lane is None:
+            return await self._written(place, partial(self._services.storage.run_messages.receive, write))
+        taking = self._spawn(
+            self._written(place, partial(self._services.storage.run_messages.receive, write)), f"receive {place.name}"
+        )
+        try:
+            row: StepRow = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            await asyncio.gather(taking, return_exceptions=True)
+            if not taking.cancelled() and taking.exception() is None and taking.result().done:
+                lane.note_received(place)
+            raise
+        return row
 
     async def _wait_for_message(self, name: str, due_at: datetime | None, hints: int) -> None:
         """Wait until there may be a message, or the wait is over."""

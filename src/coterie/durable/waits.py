@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -47,6 +48,56 @@ _LONGEST_S = 9e9
 """The longest delay: a later due date would exceed what databases can represent."""
 _TURNS = 100
 """Turns of the loop that branches get to reach their former places: several for each nested task group."""
+
+
+_lane: ContextVar[Lane | None] = ContextVar("coterie_lane", default=None)
+
+
+class Lane:
+    """Tasks that are to begin nothing new once one of them has decided the outcome: of a race, or of a map.
+
+    Args:
+        around: The lane in which it begins.
+    """
+
+    __slots__ = ("around", "closed", "received")
+
+    def __init__(self, around: Lane | None) -> None:
+        self.closed = False
+        self.received: list[Place] = []
+        """The steps that have received messages, also those of lanes inside of it."""
+        self.around = around
+
+    def enter(self) -> None:
+        """Continue the current task, and those that it starts, in this lane."""
+        _lane.set(self)
+
+    def require_open(self) -> None:
+        """Raise a cancellation if it, or one around it, is closed."""
+        lane: Lane | None = self
+        while lane is not None:
+            if lane.closed:
+                raise asyncio.CancelledError("the outcome is decided without it")
+            lane = lane.around
+
+    def note_received(self, place: Place) -> None:
+        """A step has received a message."""
+        lane: Lane | None = self
+        while lane is not None:
+            lane.received.append(place)
+            lane = lane.around
+
+
+def lane_here() -> Lane | None:
+    """The lane of the current task, if there is one."""
+    return _lane.get()
+
+
+def require_open_lane() -> None:
+    """Raise a cancellation if the lane of the current task is closed."""
+    lane = _lane.get()
+    if lane is not None:
+        lane.require_open()
 
 
 class WaitingWork(Journal):
@@ -176,6 +227,7 @@ class WaitingWork(Journal):
 
     async def _wait(self, name: str | None, due_at: datetime | None) -> DeferredRow | None:
         """Wait for a value or until an instant of the database's clock. Returns: the value; None at the instant."""
+        require_open_lane()
         wait = Wait(name, due_at)
         self.waits[wait] = None
         self._notify_if_quiet()
@@ -212,6 +264,7 @@ class WaitingWork(Journal):
 
     async def may_go_on(self) -> None:
         """Return if a new step may start here. Otherwise park the branch until it is cancelled, or raise."""
+        require_open_lane()
         if self.halted is not None:
             self.require_same_way()
         if not self.stop_at_frontier and not self.closed:

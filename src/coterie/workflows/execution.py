@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.durable import failure
-from coterie.durable.steps import TRANSIENT, DurableWork, StepCall
+from coterie.durable.branches import BranchedWork
+from coterie.durable.steps import TRANSIENT, StepCall
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
@@ -68,7 +69,7 @@ class Execution:
         self._is_interrupted = False
         self._is_concluding = False
         self._released = asyncio.Event()
-        self._work = DurableWork(row.unit, held.services, tenure, open=self._load, life=row.life, retry=kind.retry)
+        self._work = BranchedWork(row.unit, held.services, tenure, open=self._load, life=row.life, retry=kind.retry)
         self._work.on_quiet = self._moved.set
         self._work.on_halt = self._cancel_body
 

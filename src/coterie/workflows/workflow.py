@@ -16,16 +16,17 @@ from coterie.storage.contracts.units import ParentEnded, UnitRow, UnitStartResul
 from coterie.workflows.definition import require_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 
     from coterie.cluster import Cluster
-    from coterie.durable.steps import DurableWork
+    from coterie.durable.branches import BranchedWork
     from coterie.kernel.retry import Retry
     from coterie.workflows.api import WorkflowHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
+V = TypeVar("V")
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -65,7 +66,7 @@ class Workflow(Steps):
         id: str,
         *,
         cluster: Cluster,
-        work: DurableWork,
+        work: BranchedWork,
         start_child: Callable[[Any, Any, str, str], Awaitable[UnitStartResult]],
         name_of: Callable[[Any], str],
         undo: list[Compensation],
@@ -73,6 +74,7 @@ class Workflow(Steps):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(work)
+        self._work: BranchedWork = work
         self.id = id
         self.cluster = cluster
         self._start_child = start_child
@@ -143,6 +145,51 @@ class Workflow(Steps):
             MalformedMessage: It is not plain data, or too large.
         """
         return self._work.publish(name, value)
+
+    @overload
+    def map(
+        self, fn: Callable[[A], Awaitable[T]], items: Iterable[A], /, *, limit: int = 50, name: str | None = None
+    ) -> Coroutine[Any, Any, list[T]]: ...
+    @overload
+    def map(
+        self, fn: Callable[[A], T], items: Iterable[A], /, *, limit: int = 50, name: str | None = None
+    ) -> Coroutine[Any, Any, list[T]]: ...
+    def map(
+        self, fn: Callable[[Any], Any], items: Iterable[Any], /, *, limit: int = 50, name: str | None = None
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Run a function as a step for each item, some at a time, and return the results in the order of the items.
+
+        If an item fails, after its retries, no further one begins, those that run are cancelled, and its error is
+        raised; in later runs of the body the same one.
+
+        Args:
+            fn: A function of one item, as for `step`.
+            items: The items: the same in each run of the body.
+            limit: How many run at a time.
+            name: The name of the steps; the function's unless told.
+
+        Raises:
+            ValueError: The limit or the name is invalid, or there are too many items.
+            StepDiverged: The code diverges from what is stored.
+        """
+        given = list(items)
+        return self._work.map(fn, given, limit=limit, name=name, retry=self._retry, timeout_s=self._timeout_s)
+
+    def first(
+        self, a: Awaitable[T], b: Awaitable[V], /, *, name: str | None = None
+    ) -> Coroutine[Any, Any, tuple[Literal[0], T] | tuple[Literal[1], V]]:
+        """Wait for the first of two, and return which one it was with its result; its error is raised.
+
+        Who has won is stored. The other one begins nothing new and is cancelled; its compensations stay registered, and
+        what it has received is given back, for the next `receive`.
+
+        Args:
+            a: What is awaited: a step, a sleep, a message, or a coroutine with several of them.
+            b: The other one.
+            name: A name for it in the history.
+        """
+        raced: Coroutine[Any, Any, Any] = self._work.first(a, b, name=name)
+        return raced
 
     def patched(self, name: str) -> bool:
         """Whether a code change applies to this run: False for runs that were past this place before the change.

@@ -373,7 +373,8 @@ async def test_w10_a_child_that_was_started_can_be_waited_for() -> None:
     async def patient(workflow: Workflow, _: None) -> int:
         started = await workflow.start(worker, 3, id="w3")
         await workflow.publish("id", started.id)
-        return (await workflow.child(worker, 3, id="w3")).number
+        found: Parcel = await workflow.child(worker, 3, id="w3")
+        return found.number
 
     async with simulated(cluster) as sim:
         run = await cluster.start_workflow(patient, None, id="1")

@@ -83,6 +83,20 @@ class Publish(msgspec.Struct, frozen=True):
     runner: str
 
 
+class GiveBack(msgspec.Struct, frozen=True):
+    """Store who has won a race, and give back what the other side has received. The result is a `StepResult`."""
+
+    claim: Claim
+    unit: str
+    branch: str
+    position: int
+    name: str
+    value: bytes
+    runner: str
+    received: tuple[tuple[str, int], ...]
+    """The branches and positions of the steps whose messages wait again, in their old order."""
+
+
 class PublishedRow(msgspec.Struct, frozen=True, gc=False):
     """A value that a run has published."""
 
@@ -106,6 +120,10 @@ class RunMessageStore(Protocol):
 
     async def publish(self, write: Publish) -> StepResult:
         """Store a value and its step, unless the step is stored."""
+        ...
+
+    async def give_back(self, write: GiveBack) -> StepResult:
+        """Store a step, and let the messages of others wait again, unless the step is stored."""
         ...
 
     async def published(self, unit: str, name: str, *, after: int | None, most: int) -> Sequence[PublishedRow]:

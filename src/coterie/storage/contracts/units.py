@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 UnitKind = Literal["workflow", "tick", "leader"]
 UnitStatus = Literal["running", "suspended", "done", "failed", "interrupted"]
 UnitEnding = Literal["done", "failed", "interrupted"]
-StepKind = Literal["step", "sleep", "deferred", "child", "patch", "compensation", "receive", "publish", "start"]
+StepKind = Literal[
+    "step", "sleep", "deferred", "child", "patch", "compensation", "receive", "publish", "start", "map", "first"
+]
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,14 @@ from coterie.storage.encryption.values import EncryptedStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coterie.storage.contracts.run_messages import Publish, PublishedRow, Receive, RunMessage, RunMessageSent
+    from coterie.storage.contracts.run_messages import (
+        GiveBack,
+        Publish,
+        PublishedRow,
+        Receive,
+        RunMessage,
+        RunMessageSent,
+    )
     from coterie.storage.contracts.units import StepResult
 
 
@@ -46,10 +53,15 @@ class EncryptedRunMessages(EncryptedStore[RunMessageStore]):
         value = self._keyring.seal(write.value, places.published(write.unit, write.name))
         return self._result(write, await self._inner.publish(replace(write, value=value)))
 
+    async def give_back(self, write: GiveBack) -> StepResult:
+        """Store a step, and let the messages of others wait again, unless the step is stored."""
+        value = self._keyring.seal(write.value, places.step(write.unit, write.branch, write.position, "value"))
+        return self._result(write, await self._inner.give_back(replace(write, value=value)))
+
     async def published(self, unit: str, name: str, *, after: int | None, most: int) -> Sequence[PublishedRow]:
         """Return the next values after a number, in order; None: the last one alone."""
         rows = await self._inner.published(unit, name, after=after, most=most)
         return [replace(row, value=self._keyring.open(row.value, places.published(unit, name))) for row in rows]
 
-    def _result(self, write: Receive | Publish, told: StepResult) -> StepResult:
+    def _result(self, write: Receive | Publish | GiveBack, told: StepResult) -> StepResult:
         return told if told.row is None else replace(told, row=opened_step(self._keyring, write.unit, told.row))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from coterie.storage.contracts.run_messages import Publish, Receive, RunMessage
+    from coterie.storage.contracts.run_messages import GiveBack, Publish, Receive, RunMessage
     from coterie.storage.sqlite.store import Scope
 
 SQL = statements.load(f"{__package__}.sql", "run_messages.sql")
@@ -84,6 +84,26 @@ def publish(connection: apsw.Connection, scope: Scope, write: Publish) -> StepRe
     return result
 
 
+def give_back(connection: apsw.Connection, scope: Scope, write: GiveBack) -> StepResult:
+    """Store a step, and let the messages of others wait again, unless the step is stored."""
+    step = StepWrite(
+        write.claim,
+        write.unit,
+        write.branch,
+        write.position,
+        "first",
+        write.name,
+        value=write.value,
+        runner=write.runner,
+    )
+    (result,) = unit_writes.step(connection, scope, [step])
+    if result.told == "written":
+        for branch, position in write.received:
+            names = bindings(scope, unit=write.unit, branch=branch, position=position)
+            connection.execute(SQL["give_back"], names)
+    return result
+
+
 def published(
     connection: apsw.Connection, scope: Scope, unit: str, name: str, *, after: int | None, most: int
 ) -> Sequence[PublishedRow]:
@@ -108,5 +128,6 @@ class SqliteRunMessages(SqliteStore):
     send = writes(send, "send a message to a run")
     receive = writes(receive, "receive a message")
     publish = writes(publish, "publish a value")
+    give_back = writes(give_back, "give back messages")
     published = reads(published, "read what {unit!r} published")
     purge = writes(purge, "purge messages to runs")

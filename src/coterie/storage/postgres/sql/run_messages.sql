@@ -176,6 +176,70 @@ from clock
     left join written as w on true
     left join there as t on true;
 
+-- name: give_back_messages
+-- Store who has won a race, unless that is stored, and let the messages that these steps have received wait again.
+with /* include fence_of_one (s.name) */, goes_on as materialized (
+    select u.unit, u.life from held join coterie.units as u on u.seat = held.name
+    where u.cluster = $1 and u.unit = $5 and u.ended_at is null
+    for no key update of u
+), there as materialized (
+    select t.* from goes_on cross join lateral (
+        select * from coterie.steps where cluster = $1 and unit = $5 and branch = $6 and position = $7::bigint
+        offset 0 for no key update
+    ) as t
+), received as materialized (
+    select t.name, t.branch, t.position, t.value
+    from goes_on cross join unnest($11::text[], $12::bigint[]) as i (branch, position)
+        cross join lateral (
+            select name, branch, position, value from coterie.steps
+            where cluster = $1 and unit = $5 and branch = i.branch and position = i.position and kind = 'receive'
+            offset 0
+        ) as t
+    where not exists (select from there) and exists ( -- else it was purged
+        select from coterie.run_messages as m
+        where m.cluster = $1 and m.unit = $5 and m.name = t.name and m.life = goes_on.life and m.branch = t.branch
+            and m.position = t.position and m.received_at is not null
+    )
+), inboxes as (
+    update coterie.run_inboxes as i set waiting = i.waiting + r.count
+    from (select name, count(*) as count from received group by name order by name) as r
+    where i.cluster = $1 and i.unit = $5 and i.name = r.name
+    returning i.name
+), given as (
+    update coterie.run_messages as m
+    set received_at = null, value = r.value, life = null, branch = null, position = null
+    from received as r cross join goes_on as g
+    where m.cluster = $1 and m.unit = $5 and m.name = r.name and m.life = g.life and m.branch = r.branch
+        and m.position = r.position and m.received_at is not null and (select count(*) from inboxes) >= 0
+    returning m.id
+), clock as materialized (
+    select clock_timestamp() as now from (select count(*) from goes_on) as locked -- not while that one waits
+), written as (
+    insert into coterie.steps (
+        cluster, unit, branch, position, kind, name, digest, done, at, value, began_at, runner
+    )
+    select $1, g.unit, $6, $7::bigint, 'first', $8, '', true, clock.now, $9::bytea, clock.now, $10
+    from goes_on as g cross join clock
+    where not exists (select from there)
+    on conflict (cluster, unit, branch, position) do nothing
+    returning *
+)
+select
+    case
+        when not exists (select from held) then 'fenced'
+        when not exists (select from goes_on) then 'over'
+        when t.unit is not null then 'there'
+        when w.unit is null or (select count(*) from given) <> (select count(*) from received) then coterie.overtaken()
+        else 'written'
+    end as told,
+    clock.now, coalesce(w.branch, t.branch) as branch, coalesce(w.position, t.position) as position,
+    coalesce(w.kind, t.kind) as kind, coalesce(w.name, t.name) as name, coalesce(w.digest, t.digest) as digest,
+    coalesce(w.done, t.done) as done, coalesce(w.value, t.value) as value, coalesce(w.error, t.error) as error,
+    coalesce(w.due_at, t.due_at) as due_at
+from clock
+    left join written as w on true
+    left join there as t on true;
+
 -- name: published_after
 -- Values of a name after a number, in order.
 select seq, value, at from coterie.published

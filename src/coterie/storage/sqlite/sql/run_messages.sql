@@ -24,6 +24,15 @@ update run_messages
 set received_at_ns = :now_ns, value = null, life = :life, branch = :branch, position = :position
 where cluster = :cluster and unit = :unit and name = :name and id = :id;
 
+-- name: give_back
+-- The message that a step has received waits again.
+update run_messages
+set received_at_ns = null, life = null, branch = null, position = null, value = (
+    select value from steps where cluster = :cluster and unit = :unit and branch = :branch and position = :position
+)
+where cluster = :cluster and unit = :unit and received_at_ns is not null and branch = :branch and position = :position
+    and life = (select life from units where cluster = :cluster and unit = :unit);
+
 -- name: publish
 -- A value under the next number of its name.
 insert into published (cluster, unit, name, seq, at_ns, value)

@@ -1,0 +1,223 @@
+"""Branches that have places of their own: the items of a map, and the two sides of a race (W13).
+
+    map     its place ─▶ item i is one step, in the branch that the place and i name ─▶ stored: that all succeeded, or
+            the number of the item whose error it raises
+    first   its place ─▶ side i runs in the branch that the place and i name ─▶ stored: who won
+
+So a replay finds the steps of an item whoever began first. The result of the winner is not stored again: all that it
+did is. The loser begins nothing new and is cancelled; in a replay it runs as far as it is stored, since it may have
+registered compensations. The messages that it has received are given back in the commit that stores the winner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from coterie.durable.position import Place, named
+from coterie.durable.steps import DurableWork, StepCall, digest, require_function
+from coterie.durable.waits import Lane, lane_here
+from coterie.storage.contracts.run_messages import GiveBack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from coterie.kernel.retry import Retry
+
+_ITEMS_MOST = 100_000
+_TURNS = 100
+"""Turns of the loop in which a loser gets to its former places."""
+
+
+class _Items(NamedTuple):
+    """The items of a map, each of which is a step."""
+
+    place: Place
+    fn: Callable[..., Any]
+    items: Sequence[Any]
+    retry: Retry | None
+    timeout_s: float | None
+
+    def step(self, branch: str, number: int) -> StepCall:
+        """The step of an item: the first one of its branch."""
+        item = self.items[number]
+        place = Place(branch, 0, "step", self.place.name, digest((item,), {}))
+        return StepCall(place, self.fn, (item,), {}, self.retry, self.timeout_s)
+
+
+class BranchedWork(DurableWork):
+    """The maps and races of one unit."""
+
+    # Maps
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        items: Sequence[Any],
+        *,
+        limit: int,
+        name: str | None,
+        retry: Retry | None = None,
+        timeout_s: float | None = None,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Run a step for each item, some at a time, and return their results in order."""
+        called = name or getattr(fn, "__name__", "map")
+        require_function(called, fn, verb="map")
+        if limit < 1:
+            raise ValueError(f"limit of map {called!r} is {limit!r}, expected a number from 1 on")
+        if len(items) > _ITEMS_MOST:
+            raise ValueError(f"map {called!r} has {len(items):,} items, more than {_ITEMS_MOST:,}")
+        place = self.places.next_place("map", named(called, "a map"), digest((len(items),), {}))
+        return self._map(_Items(place, fn, items, retry or self.retry, timeout_s), limit)
+
+    async def _map(self, items: _Items, limit: int) -> list[Any]:
+        await self.opened()
+        row = self._row_at(items.place)
+        failed = None if row is None else msgspec.msgpack.decode(row.value or b"\xc0", type=int | None)
+        if failed is not None:
+            await self._item(items, failed)  # raises
+        results: list[Any] = [None] * len(items.items)
+        if row is not None:
+            for number in range(len(results)):
+                results[number] = await self._item(items, number)
+            return results
+        await self.may_go_on()
+        failure = await self._run_items(items, results, limit)
+        if failure is None:
+            await self._outcome_of(items.place, None)
+            return results
+        failed, error = failure
+        await self._outcome_of(items.place, failed)
+        raise await self.after_others(error)
+
+    async def _run_items(self, items: _Items, results: list[Any], limit: int) -> tuple[int, Exception] | None:
+        """Run the items. Returns the first one that has failed, and its error."""
+        numbers = iter(range(len(results)))
+        failure: tuple[int, Exception] | None = None
+        lane = Lane(lane_here())
+
+        async def work() -> None:
+            nonlocal failure
+            lane.enter()
+            for number in numbers:
+                if lane.closed:
+                    return
+                try:
+                    results[number] = await self._item(items, number)
+                except Exception as error:  # noqa: BLE001 the map raises it
+                    if failure is None:
+                        failure, lane.closed = (number, error), True
+                    return
+
+        name = f"map {items.place.name}"
+        workers = [self._spawn(work(), f"{name} {number}") for number in range(min(limit, len(results)))]
+        moved = _moves(workers)
+        try:
+            while failure is None and self.halted is None and not all(each.done() for each in workers):
+                moved.clear()
+                await moved.wait()
+        finally:
+            await _cancelled(workers)
+        if self.halted is not None:
+            raise self.halted
+        return failure
+
+    async def _item(self, items: _Items, number: int) -> Any:
+        path = self.places.below(items.place, number)
+        return await self.run(items.step(path, number))
+
+    async def _outcome_of(self, place: Place, value: int | None) -> None:
+        with self.at_work():
+            await self._store(place, value=msgspec.msgpack.encode(value))
+
+    # Races
+
+    def first(self, a: Awaitable[Any], b: Awaitable[Any], *, name: str | None) -> Coroutine[Any, Any, tuple[int, Any]]:
+        """Wait for the first of two to end. Returns which one it was, and its result."""
+        return self._first(self.places.next_place("first", named(name or "first", "a race")), (a, b))
+
+    async def _first(self, place: Place, sides: Sequence[Awaitable[Any]]) -> tuple[int, Any]:
+        lanes = [Lane(lane_here()) for _ in sides]
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            await self.opened()
+            row = self._row_at(place)
+            if row is None:
+                await self.may_go_on()
+            for number, (side, lane) in enumerate(zip(sides, lanes, strict=True)):
+                tasks.append(self._spawn(self._side(place, number, side, lane), f"side {number} of {place.name}"))
+            if row is None:
+                winner = await self._won(place, tasks, lanes)
+            else:
+                winner = msgspec.msgpack.decode(row.value or b"", type=int)
+                lanes[1 - winner].closed = True
+                await self._replayed(tasks, winner)
+        finally:
+            for side in sides[len(tasks) :]:
+                if asyncio.iscoroutine(side):
+                    side.close()
+            await _cancelled(tasks)
+        error = tasks[winner].exception()
+        if isinstance(error, Exception):
+            raise await self.after_others(error)
+        return winner, tasks[winner].result()
+
+    async def _side(self, place: Place, number: int, side: Awaitable[Any], lane: Lane) -> Any:
+        lane.enter()
+        self.places.begin_below(place, number)
+        return await side
+
+    async def _won(self, place: Place, tasks: Sequence[asyncio.Task[Any]], lanes: Sequence[Lane]) -> int:
+        """Wait for the winner, end the other one, and store who won."""
+        await _moves(tasks).wait()
+        winner = next(number for number, task in enumerate(tasks) if task.done())
+        loser = 1 - winner
+        lanes[loser].closed = True
+        await _cancelled([tasks[loser]])
+        if self.halted is not None:
+            raise self.halted
+        if tasks[winner].cancelled():
+            raise asyncio.CancelledError("one side of the race was cancelled")
+        if not lanes[loser].received:
+            await self._outcome_of(place, winner)
+            return winner
+        write = GiveBack(
+            claim=self._tenure.claim,
+            unit=self.unit,
+            branch=place.branch,
+            position=place.position,
+            name=place.name,
+            value=msgspec.msgpack.encode(winner),
+            runner=self._services.runner,
+            received=tuple((each.branch, each.position) for each in lanes[loser].received),
+        )
+        with self.at_work():
+            await self._written(place, partial(self._services.storage.run_messages.give_back, write))
+        self.hint()  # another branch may wait for them
+        return winner
+
+    async def _replayed(self, tasks: Sequence[asyncio.Task[Any]], winner: int) -> None:
+        """Wait until the winner has its result again, and the other one has come as far as it is stored."""
+        await _moves([tasks[winner]]).wait()
+        for _ in range(_TURNS):
+            if all(task.done() for task in tasks):
+                return
+            await asyncio.sleep(0)
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, and wait until it has ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _moves(tasks: Sequence[asyncio.Task[Any]]) -> asyncio.Event:
+    """An event that is set when one of these tasks ends."""
+    moved = asyncio.Event()
+    for task in tasks:
+        task.add_done_callback(lambda _: moved.set())
+    return moved
