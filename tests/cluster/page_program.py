@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
-from coterie import Cluster, CoterieError, Entity, Leader, Retry, Tick, Workflow, rpc
+from coterie import Cluster, CoterieError, Entity, Leader, Retry, Tick, Workflow, current, rpc
 
 cluster = Cluster(drain="5s")
 
@@ -44,6 +44,10 @@ class Account(Entity[Balance]):
             raise ValueError(f"{MARKUP} {TURNED} {LONG}")
         self.state.cents += cents
         return self.state.cents
+
+    @rpc(persisted=True)
+    async def note(self, text: str) -> str:
+        return text
 
 
 @cluster.entity
@@ -99,6 +103,27 @@ async def checkout(workflow: Workflow, order: str) -> str:
     return f"{order}: {approval.by}"
 
 
+emails = cluster.queue("emails", concurrency=3, rate="50/s", partition="tenant")
+
+
+@cluster.task(queue=emails, retry=Retry(attempts=1))
+async def send_email(tenant: str, text: str) -> str:
+    if tenant != "acme":
+        raise ValueError(f"no mailbox of {tenant}: {MARKUP} {TURNED} {LONG}")
+    return text
+
+
+@cluster.task(queue=emails)
+async def import_rows(tenant: str) -> None:
+    current().progress(5_000, 12_000, f"rows of {MARKUP}")
+    await asyncio.Event().wait()
+
+
+@cluster.task
+async def resize(picture: str) -> str:
+    return picture
+
+
 async def fill() -> None:
     """Give the page something to show."""
     async with cluster.connect():
@@ -109,6 +134,12 @@ async def fill() -> None:
             await cluster.kv.set(f"orders/{name}", {"name": name, "text": LONG})
             await cluster.send(account.charge("o-1", 5))
             await cluster.send(account.charge("o-2", -5))
+        await cluster.send(send_email.job("acme", MARKUP), tags={"order": "7"})
+        await cluster.send_many(send_email.job(tenant, "hi") for tenant in (MARKUP, *ACTED_ON))
+        await cluster.send_many([import_rows.job("acme"), import_rows.job("beta")], tags={"order": "8"})
+        await cluster.send(resize.job("a.png"), delay="1h", tags={"markup": MARKUP})
+        for name in ("report/acme", "report/acted-on", f"report/{MARKUP}"):
+            await cluster.schedules.put(name, "* * * * *", cluster.ref(Account, name).note(MARKUP))
         for number in range(6):
             await cluster.start_workflow(checkout, f"{MARKUP} {number}", id=f"order-{number}")
 

@@ -30,7 +30,11 @@ PAGES = (
     "entities?type=Visitor",
     "entities?type=Account&id=alice",
     "messages?filter=state:dead",
+    "jobs?filter=state:dead",
+    "jobs?queue=emails",
     "workflows?name=checkout&id=order-0",
+    "schedules?name=report/acme",
+    "schedules?range=5m",
     "kv?prefix=orders/",
     "runners?name=web-1",
     "activity",
@@ -113,6 +117,10 @@ def test_names_and_values_are_only_ever_text(window: Window) -> None:
         "kv?prefix=orders/": MARKUP,
         "singletons?name=importer": MARKUP,
         "entities?type=Visitor": "evil⟨U+202E⟩txt.exe",
+        "jobs?filter=state:dead": "no mailbox of ",
+        "jobs?filter=task:resize": f"markup={MARKUP}",
+        "jobs?filter=state:running": f"rows of {MARKUP} 5,000 of 12,000",
+        "schedules?name=report/" + MARKUP: MARKUP,
         "workflows?name=checkout&id=order-0": f"{MARKUP} 0",
         "entities?type=Visitor&id=" + LONG_ID: f"Visitor/{LONG_ID}",
         "kv?prefix=orders/k&key=" + LONG_KEY: LONG_KEY,
@@ -300,7 +308,7 @@ def _cell(window: Window, row: str, column: str) -> Locator:
 
 def test_keys_open_pages_filter_rows_pause_and_go_back(window: Window) -> None:
     page = window.page
-    for key, title in {"2": "Shards", "4": "Cron", "0": "Activity", "6": "Messages"}.items():
+    for key, title in {"2": "Shards", "4": "Cron", "0": "Runners", "6": "Messages"}.items():
         page.keyboard.press(key)
         page.wait_for_selector(f"nav [aria-current=page]:has-text('{title}')")
     page.keyboard.press("/")  # also while the page is loading: the field has the focus once it is drawn

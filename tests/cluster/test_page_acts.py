@@ -5,6 +5,7 @@ All tests share runners and their database: each acts on things of its own.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -163,3 +164,55 @@ def test_the_page_streams_and_acts_where_fastapi_mounts_it_and_behind_a_prefix(
         assert "has its value" in window.recorded("resolve", f"order-{order}")
         assert window.page.url.startswith(f"{host}{prefix.rstrip('/')}/#")
         window.close()
+
+
+def _says(window: Window, term: str, text: str) -> bool:
+    return text in window.term(term).inner_text()
+
+
+def test_a_queue_is_paused_limited_and_resumed(window: Window) -> None:
+    """T9."""
+    main = window.open("jobs?queue=emails")
+    for by_keyboard, verb, shown in ((False, "Pause", "paused"), (True, "Resume", "running")):
+        button = main.locator(".detail").get_by_role("button", name=f"{verb.lower()} emails")
+        window.use(button, by_keyboard=by_keyboard)
+        assert "emails" in window.confirm(by_keyboard=by_keyboard)
+        window.wait_until(partial(_says, window, "state", shown), f"it is {shown}")
+    main.get_by_text("Change the limits").click()
+    main.get_by_label("at once", exact=True).fill("40")
+    main.get_by_label("starts, as in 50/s").fill("")
+    main.get_by_role("button", name="Limit …").click()
+    assert "gives emails concurrency 40" in window.confirm()
+    window.wait_until(lambda: "of 40" in window.term("running").inner_text(), "the limit is shown")
+    main.get_by_role("button", name="Reset the limits …").click()
+    assert "the program's limits" in window.confirm()
+    window.wait_until(lambda: "of 3" in window.term("running").inner_text(), "the program's limit is shown")
+    assert window.recorded("pause-queue", "queue emails") == "emails is paused"
+
+
+def test_dead_jobs_are_run_again_and_one_that_runs_is_cancelled(window: Window) -> None:
+    """T6."""
+    main = window.open("jobs?filter=state:dead")
+    window.use(main.locator("table[aria-label=jobs] a.primary").first, by_keyboard=True)
+    window.use(main.locator(".detail").get_by_role("button", name="Retry …"), by_keyboard=True)
+    assert "runs 1 dead job of send_email again" in window.confirm(by_keyboard=True)
+    window.recorded("retry-jobs", "job j")
+    main = window.open("jobs?filter=state:running+task:import_rows")
+    main.locator("table[aria-label=jobs] a.primary").first.click()
+    window.wait_for("5,000 of 12,000", "#main .detail")
+    main.locator(".detail").get_by_role("button", name="Cancel …").click()
+    assert "its body, which runs, is cancelled" in window.confirm()
+    window.wait_for("cancelled", "#main .detail")
+
+
+def test_a_schedule_is_paused_resumed_and_removed(window: Window) -> None:
+    main = window.open("schedules?name=report/acted-on")
+    for by_keyboard, verb, shown in ((True, "pause", "paused"), (False, "resume", "in ")):
+        button = main.locator(".detail").get_by_role("button", name=f"{verb} report/acted-on")
+        window.use(button, by_keyboard=by_keyboard)
+        assert "report/acted-on" in window.confirm(by_keyboard=by_keyboard)
+        window.wait_until(partial(_says, window, "next", shown), f"it says {shown}")
+    main.locator(".detail").get_by_role("button", name="Remove …").click()
+    assert "removes report/acted-on" in window.confirm()
+    window.wait_until(lambda: not main.locator(".detail").count(), "what was shown is gone")
+    assert window.recorded("remove-schedule", "schedule report/acted-on") == "report/acted-on is removed"

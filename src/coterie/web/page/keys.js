@@ -5,7 +5,7 @@ import { h, render } from "./dom.js";
 import { go } from "./router.js";
 
 const LIST = [
-  ["1 … 9, 0", "pages"],
+  ["1 … 9, 0", "the first ten pages"],
   ["/", "filter"],
   ["j k", "next and previous row"],
   ["Enter", "open the row"],

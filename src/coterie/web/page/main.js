@@ -8,10 +8,12 @@ import { afterDraw, help, listen } from "./keys.js";
 import activity from "./pages/activity.js";
 import cron from "./pages/cron.js";
 import entities from "./pages/entities.js";
+import jobs from "./pages/jobs.js";
 import kv from "./pages/kv.js";
 import messages from "./pages/messages.js";
 import overview from "./pages/overview.js";
 import runners from "./pages/runners.js";
+import schedules from "./pages/schedules.js";
 import shards from "./pages/shards.js";
 import singletons from "./pages/singletons.js";
 import workflows from "./pages/workflows.js";
@@ -20,7 +22,7 @@ import { current, link } from "./router.js";
 import { Feed } from "./stream.js";
 import { failed, health, name, words } from "./ui.js";
 
-const PAGES = [overview, shards, singletons, cron, entities, messages, workflows, kv, runners, activity];
+const PAGES = [overview, shards, singletons, cron, entities, messages, jobs, workflows, schedules, runners, kv, activity];
 const STALE_MS = 20_000; // more than a keep-alive
 const SAID_MS = 10_000;
 
@@ -184,7 +186,7 @@ function drawTop() {
     h(
       "nav",
       { class: "pages", "aria-label": "pages" },
-      PAGES.map((page, index) => h("a", { key: page.id, href: link(page.id), "aria-current": page === here ? "page" : null }, h("span", { class: "digit", "aria-hidden": "true" }, (index + 1) % 10), page.title)),
+      PAGES.map((page, index) => h("a", { key: page.id, href: link(page.id), "aria-current": page === here ? "page" : null }, index < 10 && h("span", { class: "digit", "aria-hidden": "true" }, (index + 1) % 10), page.title)),
     ),
   ]);
 }

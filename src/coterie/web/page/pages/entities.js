@@ -9,7 +9,7 @@ import { use } from "../resource.js";
 import { go, link } from "../router.js";
 import { compare, rows } from "../store.js";
 import { acts, asked, block, empty, loading, name, runner, section, state, table, terms, words } from "../ui.js";
-import { quoted } from "./overview.js";
+import { quoted } from "../filter.js";
 
 export default { id: "entities", title: "Entities", pages: ["overview", "entities"], view };
 

@@ -5,12 +5,14 @@ import { address } from "../api.js";
 import { app, colour, mayAct, now, page } from "../app.js";
 import { callsChart, sparkline } from "../charts.js";
 import { h } from "../dom.js";
+import { quoted } from "../filter.js";
 import { count, duration, percent, rate } from "../format.js";
 import { use } from "../resource.js";
 import { link } from "../router.js";
 import { compare, rows } from "../store.js";
 import { asked, empty, health, loading, name, runner, section, state, table, time, words } from "../ui.js";
 import { cronState, nextTick } from "./cron.js";
+import { jobGroupFilter, queueTable } from "./jobs.js";
 import { singletonState } from "./singletons.js";
 
 export default { id: "overview", title: "Overview", pages: ["overview", "runners"], view };
@@ -29,6 +31,7 @@ function view() {
     section("Leaders", { class: "half" }, leaders(seen)),
     section("Next", { class: "half" }, next(seen)),
     section("Calls", { class: "half", aside: legend(seen) }, app.samples.at.length < 2 ? loading("the first figures") : callsChart()),
+    seen.queues.size > 0 && section("Queues", { class: "wide" }, queueTable(rows(seen.queues, (row) => row.name))),
     section("Failed lately", { class: "half" }, failures(seen)),
     section("Runners", { class: "wide" }, runners(seen)),
     section("Lately", { class: "wide" }, lately()),
@@ -64,6 +67,7 @@ function placeOf(what) {
   if (kind === "singleton") return link("singletons", { name: called });
   if (kind === "cron") return link("cron", { name: called });
   if (kind === "runner") return link("runners", { name: called });
+  if (kind === "queue") return link("jobs", { queue: called });
   if (/shard/.test(what)) return link("shards");
   if (/message/.test(what)) return link("messages");
   return link("runners");
@@ -128,7 +132,7 @@ function failures(seen) {
     rows: seen.failures,
     key: (row) => `${row.kind}/${row.what}/${row.error}`,
     columns: [
-      { title: "What", cell: (row) => h("a", { class: "primary", href: row.kind === "cron" ? link("cron", { name: row.what }) : link("messages", { filter: groupFilter(row) }) }, row.kind === "cron" && "cron ", name(row.what, 60)) },
+      { title: "What", cell: (row) => h("a", { class: "primary", href: placeOfFailure(row) }, row.kind !== "messages" && `${row.kind === "cron" ? "cron" : "task"} `, name(row.what, 60)) },
       { title: "Error", class: "grow", cell: (row) => h("span", { class: "clip" }, words(row.error)) },
       { title: "Count", class: "number", cell: (row) => `${count(row.count)}×` },
       { title: "Last", cell: (row) => time(row.last_at) },
@@ -136,14 +140,15 @@ function failures(seen) {
   });
 }
 
+function placeOfFailure(row) {
+  if (row.kind === "cron") return link("cron", { name: row.what });
+  return row.kind === "jobs" ? link("jobs", { filter: jobGroupFilter(row) }) : link("messages", { filter: groupFilter(row) });
+}
+
 /** The filter of the messages that died for one reason. */
 export function groupFilter(row) {
   const [type, method] = row.what.split(".");
   return [`state:dead type:${quoted(type)}`, method && `method:${quoted(method)}`, row.error && `error:${quoted(row.error.split("\n")[0].slice(0, 80))}`].filter(Boolean).join(" ");
-}
-
-export function quoted(text) {
-  return /[\s"']/.test(text) ? `"${text.replaceAll('"', "'")}"` : text;
 }
 
 function legend(seen) {
