@@ -14,7 +14,7 @@ WAITING := -n $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN 2>/dev/null || ech
 UV := uv==0.13.7
 SEEDS ?= 200
 FRAMES ?= 1000000
-WORKLOAD ?= kv fenced seats calls messages leaders crons cron_deploys flows schedules
+WORKLOAD ?= kv fenced seats calls messages leaders crons cron_deploys flows schedules jobs
 MINUTES ?= 15
 
 # Most tests make a database: hundreds of files, and many waits for the disk. Where nobody is killed it lies in memory, if that has

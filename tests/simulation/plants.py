@@ -17,6 +17,7 @@ from coterie.testing import run_simulation
 from tests.simulation import (
     planted_crons,
     planted_flows,
+    planted_jobs,
     planted_leaders,
     planted_messages,
     planted_schedules,
@@ -118,7 +119,7 @@ PLANTS = (
         Plant(*planted)
         for room in (
             *(planted_seats, planted_messages, planted_leaders, planted_crons, planted_flows, planted_schedules),
-            planted_tasks,
+            *(planted_jobs, planted_tasks),
         )
         for planted in room.PLANTED
     ),

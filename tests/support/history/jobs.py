@@ -235,12 +235,13 @@ class EveryJobEnds:
 class ClaimsGrow:
     """T1: each claim of a job has a number of its own, which grows; nobody holds two, and only the last one ends it.
 
-    Whoever is told that its end is stored held that claim.
+    Bodies of one claim run one after another: what another commit has overtaken runs again. Whoever is told that its
+    end is stored held that claim.
     """
 
     _last: dict[str, int] = field(default_factory=dict)
     _held: dict[str, int] = field(default_factory=dict)
-    _begun: set[tuple[str, int]] = field(default_factory=set)
+    _running: set[tuple[str, int]] = field(default_factory=set)
     _ended: set[tuple[str, int]] = field(default_factory=set)
     _told: set[tuple[str, int]] = field(default_factory=set)
 
@@ -261,10 +262,12 @@ class ClaimsGrow:
             self._ended.add((event.job, event.claim))
         elif isinstance(event, EndTold):
             self._told.add((event.job, event.claim))
+        elif isinstance(event, BodyOver):
+            self._running.discard((event.job, event.claim))
         elif isinstance(event, BodyBegan):
-            if (event.job, event.claim) in self._begun:
-                raise Violation("T1", f"{event.job}: its body began twice under claim {event.claim}")
-            self._begun.add((event.job, event.claim))
+            if (event.job, event.claim) in self._running:
+                raise Violation("T1", f"{event.job}: two of its bodies run under claim {event.claim}")
+            self._running.add((event.job, event.claim))
 
     def finish(self) -> None:
         """Compare what was told with what was stored."""
@@ -371,11 +374,14 @@ class _Starts:
 class BodiesWithinLimits:
     """T2, T6: the code that runs, too: a slot is free only when its body has ended.
 
-    Not of runners that were evicted: a body that ignores its cancellation is the one exception of the promise.
+    Not of runners that were evicted: a body that ignores its cancellation is the one exception of the promise. Lowered
+    limits hold for later claims: a body is judged by the widest ones since its claim.
     """
 
     _jobs: dict[str, JobStored] = field(default_factory=dict)
     _limits: dict[str, QueueLimited] = field(default_factory=dict)
+    _widest: dict[str, QueueLimited] = field(default_factory=dict)
+    """By job: since its last claim."""
     _bodies: dict[tuple[str, int], BodyBegan] = field(default_factory=dict)
 
     def see(self, event: Event) -> None:
@@ -383,7 +389,10 @@ class BodiesWithinLimits:
         if isinstance(event, JobStored):
             self._jobs[event.job] = event
         elif isinstance(event, QueueLimited):
-            self._limits[event.seat] = event
+            self._limit(event)
+        elif isinstance(event, JobClaimed):
+            job = self._jobs[event.job]
+            self._widest[event.job] = self._limits.get(job.seat, QueueLimited(job.seat))
         elif isinstance(event, BodyOver):
             self._bodies.pop((event.job, event.claim), None)
         elif isinstance(event, RunnerLost):
@@ -395,13 +404,28 @@ class BodiesWithinLimits:
     def finish(self) -> None:
         """Nothing is left to judge."""
 
+    def _limit(self, event: QueueLimited) -> None:
+        self._limits[event.seat] = event
+        for job, widest in self._widest.items():
+            if widest.seat == event.seat:
+                self._widest[job] = QueueLimited(
+                    event.seat,
+                    _wider(widest.concurrency, event.concurrency),
+                    _wider(widest.partition_concurrency, event.partition_concurrency),
+                )
+
     def _judge(self, job: JobStored) -> None:
-        limits = self._limits.get(job.seat, QueueLimited(job.seat))
+        limits = self._widest.get(job.job) or self._limits.get(job.seat, QueueLimited(job.seat))
         beside = [each for each in (self._jobs[name] for name, _ in self._bodies) if each.seat == job.seat]
         same = [each for each in beside if each.part == job.part]
         for running, most in ((beside, limits.concurrency), (same, limits.partition_concurrency)):
             if most is not None and len(running) > most:
                 raise Violation("T2", f"{job.job} runs: {len(running)} bodies at once, {most} are allowed")
+
+
+def _wider(one: int | None, other: int | None) -> int | None:
+    """The wider of two limits; None: there is none."""
+    return None if one is None or other is None else max(one, other)
 
 
 @dataclass
