@@ -30,15 +30,17 @@ class Row:
 
 
 async def rate(work: Work, *, callers: int, seconds: float) -> float:
-    """How often per second `callers` tasks together finish `work`, each starting anew at once."""
+    """How often per second `callers` tasks together finish `work`: each at least once, and then anew at once."""
     until = time.perf_counter() + seconds
     done = 0
 
     async def caller() -> None:
         nonlocal done
-        while time.perf_counter() < until:
+        while True:
             await work()
             done += 1
+            if time.perf_counter() >= until:
+                return
 
     began = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
