@@ -10,7 +10,7 @@ from unittest.mock import patch
 import msgspec
 
 from coterie.storage.contracts.jobs import JobEnd
-from coterie.storage.sqlite.jobs import claims, ends, rows
+from coterie.storage.sqlite.jobs import claims, ends, queues, rows
 from coterie.storage.sqlite.jobs.jobs import SqliteJobs
 from coterie.storage.sqlite.store import bindings, writes
 from tests.simulation.workloads import jobs as workload
@@ -59,7 +59,7 @@ def _one_more_than_allowed() -> Iterator[None]:
 
 @contextmanager
 def _paused_queues_claim() -> Iterator[None]:
-    right = claims.queue
+    right = queues.queue
 
     def awake(*args: Any) -> QueueRow | None:
         row = right(*args)

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from zlib import crc32
@@ -190,8 +191,8 @@ async def simulated(faults: tuple[Fault, ...]) -> AsyncIterator[tuple[SimulatedJ
 async def settle(stage: SimulatedJobs, sim: Simulation) -> None:
     """Wait until every job has ended; what never ends is found by the judge."""
     for queue in QUEUES:
-        await _insist(lambda queue=queue: stage.cluster.queues.resume(queue))
-        await _insist(lambda queue=queue: stage.cluster.queues.limits(queue, reset=True))
+        await _insist(partial(stage.cluster.queues.resume, queue))
+        await _insist(partial(stage.cluster.queues.limits, queue, reset=True))
     for _ in range(QUIET_S):
         if not sim.database.main.execute("select count(*) from jobs where state < 4").get:
             return
