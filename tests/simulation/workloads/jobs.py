@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from unittest.mock import patch
 from zlib import crc32
 
 from coterie import Cluster, CoterieError, Discard, Retry, Snooze, current
-from coterie.kernel.context import context_here
 from coterie.storage.sqlite.jobs.jobs import SqliteJobs
+from coterie.tasks.worker.attempt import JobRun
 from coterie.testing.loop.seeds import stream
 from coterie.testing.run import current_loop
 from coterie.testing.simulation import Simulation, simulate
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from coterie.storage.contracts.jobs import JobEnd, JobEnded
+    from coterie.tasks.worker.attempt import AttemptOutcome
     from coterie.testing.faults import Fault
     from coterie.testing.loop.seeds import Stream
 
@@ -43,6 +45,10 @@ QUIET_S = 240
 SLACK_S = 20.0
 """How long a job may be ready before whoever decides must know of it: a failover, and a sweep after it."""
 QUEUES = ("slots", "line", "rated", "wide")
+
+
+_running: ContextVar[JobRun] = ContextVar("running_job")
+"""The job whose body runs here."""
 
 
 class Defect(Exception):
@@ -68,10 +74,8 @@ class SimulatedJobs:
     @contextmanager
     def body(self) -> Iterator[None]:
         """The code of a task runs."""
-        work: Any = context_here()
-        job, claim = work.delivery.id, work.delivery.claim
-        here = current()
-        self.recorded.note(BodyBegan(job, claim, here.runner_id or ""))
+        job, claim = _running.get().claim
+        self.recorded.note(BodyBegan(job, claim, current().runner_id or ""))
         try:
             yield
         finally:
@@ -93,7 +97,13 @@ class SimulatedJobs:
             told.add_done_callback(note)
             return told
 
-        with patch.object(SqliteJobs, "end", end):
+        begin = JobRun.attempt
+
+        async def attempt(run: JobRun) -> AttemptOutcome:
+            _running.set(run)
+            return await begin(run)
+
+        with patch.object(SqliteJobs, "end", end), patch.object(JobRun, "attempt", attempt):
             yield
 
 
