@@ -237,7 +237,7 @@ class Client:
             await asyncio.sleep(self._random.expovariate(1.2))
             try:
                 await self._random.choice(acts)()
-            except (CoterieError, Defect, LookupError):
+            except (CoterieError, Defect, ValueError):
                 continue  # what came of it is in the database
 
     async def send(self) -> None:
