@@ -71,6 +71,10 @@ class SimulatedJobs:
         assert self.recorder is not None
         return self.recorder
 
+    def job(self, task: str, tenant: str, number: int) -> Any:
+        """A call that has its own key."""
+        return self.tasks[task].job(tenant, number, f"n{number}")
+
     @contextmanager
     def body(self) -> Iterator[None]:
         """The code of a task runs."""
@@ -124,7 +128,7 @@ def new_stage(**settings: Any) -> SimulatedJobs:
             key="key",
             timeout="20s",
         )
-        async def work(tenant: str, number: int, key: str | None = None) -> int:
+        async def work(tenant: str, number: int, key: str) -> int:
             with stage.body():
                 await _live(stage, tenant, number)
             return number
@@ -150,7 +154,7 @@ async def _live(stage: SimulatedJobs, tenant: str, number: int) -> None:
     if chance < 0.15:
         raise Discard("no longer wanted")
     if chance < 0.25 and number < 1_000_000:
-        await stage.cluster.send(stage.tasks[random.choice([*QUEUES, "free"])].job(tenant, number + 1_000_000))
+        await stage.cluster.send(stage.job(random.choice([*QUEUES, "free"]), tenant, number + 1_000_000))
     if number % 37 == 0:
         raise Defect(f"{number} always fails")
 
@@ -247,14 +251,14 @@ class Client:
             options["delay"] = random.uniform(0, 10)
         if random.random() < 0.2:
             options["priority"] = random.randint(-2, 2)
-        key = f"k{random.randrange(20)}" if random.random() < 0.15 else None
-        number = 37 if key is not None else next(self._stage.numbers)
-        await self._send(self._task().job(self._tenant() if key is None else "t0", number, key), **options)
+        number = 1000 + random.randrange(20) if random.random() < 0.15 else next(self._stage.numbers)
+        tenant = f"t{number % TENANTS}"  # of one key
+        await self._send(self._stage.job(self._task(), tenant, number), **options)
 
     async def burst(self) -> None:
         """Several of one queue."""
-        task = self._task()
-        calls = [task.job(self._tenant(), next(self._stage.numbers)) for _ in range(self._random.randint(2, 12))]
+        task, numbers = self._task(), [next(self._stage.numbers) for _ in range(self._random.randint(2, 12))]
+        calls = [self._stage.job(task, f"t{self._random.randrange(TENANTS)}", number) for number in numbers]
         try:
             ids = await self._cluster.send_many(calls)
         except CoterieError as error:
@@ -311,8 +315,5 @@ class Client:
         self._stage.recorded.note(JobSent(str(job)))
         self._sent.append(job)
 
-    def _task(self) -> Any:
-        return self._stage.tasks[self._random.choice([*QUEUES, "free"])]
-
-    def _tenant(self) -> str:
-        return f"t{self._random.randrange(TENANTS)}"
+    def _task(self) -> str:
+        return self._random.choice([*QUEUES, "free"])
