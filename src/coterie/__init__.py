@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from coterie.work.middleware import CallNext, WorkInfo
     from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, WorkflowInfo, Workflows
+    from coterie.workflows.history import StepInfo
     from coterie.workflows.workflow import Workflow
 
 __all__ = [
@@ -171,6 +172,7 @@ __all__ = [
     "StateLoadFailed",
     "StatePersistFailed",
     "StepDiverged",
+    "StepInfo",
     "StorageReplaced",
     "SyncCluster",
     "SyncKeyValueStore",
@@ -231,6 +233,7 @@ _MODULES = {
     "work.middleware": ("CallNext", "WorkInfo"),
     "work.transaction": ("Transaction",),
     "workflows.api": ("WorkflowHandle", "WorkflowInfo", "Workflows"),
+    "workflows.history": ("StepInfo",),
     "workflows.workflow": ("Workflow",),
 }
 """The public names that are not errors, by the modules where they live."""

@@ -42,7 +42,7 @@ async def flow_on(url: str, folder: Path, *, runs: int, takes_s: float) -> Count
             for run in waiting:
                 await resolve(there.client, run)
             await there.finish()
-        await there.require_gone(plans)
+        await there.require_kept(plans)
         assert {len(stamps) for stamps in there.stored.values()} == {10}
         assert {there.results[run][-1] for run in waiting} == {OPEN}
         counts = there.judge()
@@ -146,7 +146,7 @@ async def die_at(moments: Sequence[str], url: str, folder: Path) -> None:
                 await resolve(there.client, run)
         await there.start()
         await there.finish()
-        await there.require_gone(there.plans)
+        await there.require_kept(there.plans)
         assert there.judge()["runs"] == 2 * len(moments)
 
 

@@ -125,11 +125,13 @@ class WorkflowCluster:
         await self.wait_until(is_held)
         return found[0]
 
-    async def require_gone(self, runs: Iterable[str]) -> None:
-        """Raise an AssertionError if anything but its own row is left of a run that is over [W5]."""
+    async def require_kept(self, runs: Iterable[str]) -> None:
+        """Raise an AssertionError if steps of a run that is over are missing [W8]."""
         for run in runs:
             left = await self.loaded(run)
-            assert (left.steps, left.deferreds, left.row.steps) == ((), (), 0), f"{run} has left {left}"
+            assert left.row.steps == sum(each.done for each in left.steps), f"{run} has left {left}"
+            names = [each.name for each in left.steps if each.kind == "step"]
+            assert names == [f"step {number}" for number in range(len(names))], f"{run} has left {left}"
 
     async def due(self, runs: Iterable[str]) -> None:
         """Wait until what these wait for is due by itself, by the database's clock."""

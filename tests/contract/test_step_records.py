@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from tests.contract.test_unreadable import TableWriter, hand
 from tests.contract.units import (
+    LEADER,
     S2,
     end_unit,
     grant,
     load_unit,
     new_start,
+    open_unit,
     pending_step,
     resolve,
     runner_a,
@@ -132,10 +134,26 @@ async def test_rows_of_an_older_version_show_what_is_known(
     assert (over.began_at, over.runner) == (waits.now, "anna"), "its wait is as long as it was"
 
 
-async def test_nothing_is_left_of_what_has_ended(storage: Storage, runner_a: Ownership) -> None:
+async def test_w8_what_a_run_has_stored_stays_when_it_has_ended(storage: Storage, runner_a: Ownership) -> None:
+    """A value that came for it, too: only that tells what the run has made of it."""
     claim = await grant(runner_a)
     await start_unit(storage)
     await write_step(storage, claim, U)
+    await storage.units.step(pending_step(claim, U, 1, kind="deferred", name="paid"))
+    await resolve(storage, U, "paid", value=b"42")
+    before = await storage.units.records(U)
     await end_unit(storage, claim, U)
+    assert list(await storage.units.records(U)) == list(before)
+    assert [(each.name, each.value) for each in before] == [("step 0", b"v"), ("paid", b"42")]
+    assert (await resolve(storage, U, "paid"), await resolve(storage, U, "other")) == ("over", "over")
+    await storage.units.purge(older_s=-60, most=9)
     assert list(await storage.units.records(U)) == []
-    assert list(await storage.units.records(unit_key("nobody"))) == []
+
+
+async def test_nothing_is_left_of_a_unit_of_a_leader_that_has_ended(storage: Storage, runner_a: Ownership) -> None:
+    claim = await grant(runner_a, seat=LEADER)
+    unit = (await open_unit(storage, claim)).row.unit
+    await write_step(storage, claim, unit)
+    await end_unit(storage, claim, unit)
+    assert list(await storage.units.records(unit)) == []
+    assert (await open_unit(storage, claim)).steps == ()

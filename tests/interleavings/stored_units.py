@@ -86,6 +86,8 @@ OFTEN = {
     "unit: end x end interrupted",
     "unit: resolve x end",
     "unit: lone step x end",
+    "unit: lone step x end of a leader's",
+    "unit: resolve x end of a leader's",
     "unit: end of a child x suspend",
     "unit: steps x its end too",
     "unit: start x purge",
@@ -159,7 +161,7 @@ def _against_holders(s: Steps) -> list[Pair]:
 
 
 def _ending(s: Steps) -> list[Pair]:
-    """A unit ends once, and nothing of it stays [W5]."""
+    """A unit ends once, and nothing is added to it after [W5]."""
     end, cut, step, lone = _end(s), _end(s, "end interrupted", write=CUT), _steps(s), _lone(s)
     of_leader, child = _end(s, "end of a leader's"), _end(s, "end of a child", write=CHILD)
     resolve, interrupt = _resolve(s), _asking(s, "interrupt")

@@ -23,10 +23,10 @@ def together(*judges: Judge) -> Judge:
 
 
 def sound(run: Run) -> Problems:
-    """Nothing belongs to a unit that is over [W5]; what came early belongs to the next one."""
-    going = {row["unit"] for row in run.tables["units"] if row["ended_at"] is None}
+    """Nothing belongs to a unit that is gone [W5]; what came early belongs to the next one."""
+    there = {row["unit"] for row in run.tables["units"]}
     own = [row for row in (*run.tables["steps"], *run.tables["deferreds"]) if not row.get("early")]
-    return [f"left behind: {dict(row)}" for row in own if row["unit"] not in going]
+    return [f"left behind: {dict(row)}" for row in own if row["unit"] not in there]
 
 
 def nobody_waits_for_what_came(run: Run) -> Problems:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from tests.interleavings.plant import Plant, swapped
 
-_RESOLVED, _STEP, _END = "unit: suspend x resolve", "unit: lone step x release and take", "unit: resolve x end"
+_RESOLVED, _STEP, _END = (
+    "unit: suspend x resolve",
+    "unit: lone step x release and take",
+    "unit: resolve x end of a leader's",
+)
 _FENCED = ("add_steps", "add_step", "write_steps", "end_units", "suspend_unit", "open_unit", "wake_due_units")
 _FORGOTTEN = """), forgotten as materialized (
-    select coterie.forget_units($1, array(select unit from over)) as units
+    select coterie.forget_units($1, array(select unit from gone)) as units
 """
 _DELETED = """), forgotten as materialized (
     select 0 as units
 ), steps_forgotten as (
-    delete from coterie.steps where cluster = $1 and unit = any(array(select unit from over))
+    delete from coterie.steps where cluster = $1 and unit = any(array(select unit from gone))
 ), deferreds_forgotten as (
-    delete from coterie.deferreds where cluster = $1 and unit = any(array(select unit from over))
+    delete from coterie.deferreds where cluster = $1 and unit = any(array(select unit from gone))
 """
 _COUNTED = "and (select count(*) from made) + (select count(*) from locked) = cardinality($6::text[])"
 _LOOKED = """and not exists (
@@ -118,14 +122,14 @@ UNIT_PLANTS = (
     Plant(
         "an end that waits for no step",
         "W5",
-        "unit: lone step x end",
+        "unit: lone step x end of a leader's",
         "left behind",
         swapped(("end_units",), ("offset 0 for update", "offset 0 for no key update")),
     ),
     Plant(
         "a step of a unit that is not locked",
         "W5",
-        "unit: lone step x end",
+        "unit: lone step x end of a leader's",
         "left behind",
         swapped(("add_step",), (" for key share of u\n", "\n")),
     ),

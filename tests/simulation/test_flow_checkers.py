@@ -44,6 +44,7 @@ from tests.support.history.workflow_events import (
 )
 
 BEGUN = Begun("u", "s")
+LED = Begun("u", "s", "leader")
 DONE = Ended("u", "done")
 
 
@@ -140,9 +141,10 @@ ACCEPTED: list[tuple[Checker, list[Event]]] = [
     (SleepsLast(0.1), [BEGUN, asleep(5), Stepped(-10), stored("z", kind="sleep", due_s=5), saw("z", "", "sleep")]),
     (EveryRunEnds(), [BEGUN, StartTold("u"), DONE, StartTold("u"), Silence(1)]),
     (EveryRunEnds(), [Begun("l", "s", "leader"), Silence(1)]),
+    (NothingIsLeft(), [BEGUN, stored(), valued(), DONE, Silence(1)]),
     (
         NothingIsLeft(),
-        [BEGUN, stored(), valued(), DONE, Dropped("u", "a"), Dropped("u", "d", is_value=True), Silence(1)],
+        [LED, stored(), valued(), Ended("u", "gone"), Dropped("u", "a"), Dropped("u", "d", is_value=True), Silence(1)],
     ),
     (NothingIsLeft(), [Begun("u", "s", "leader"), Ended("u", "gone"), Silence(1), valued(), Begun("u", "s", "leader")]),
     (NothingIsLeft(), [valued(), Dropped("u", "d", is_value=True)]),
@@ -192,8 +194,9 @@ REJECTED: list[tuple[Checker, list[Event], str]] = [
     (EveryRunEnds(), [BEGUN, Silence(1)], "have never ended"),
     (EveryRunEnds(), [StartTold("u")], "said to be started, and is not there"),
     (EveryRunEnds(), [BEGUN, DONE, Ended("u", "failed")], "ended twice, now as failed"),
-    (NothingIsLeft(), [BEGUN, stored(), DONE, Silence(1)], "rows of it are left"),
-    (NothingIsLeft(), [BEGUN, valued(), DONE, Silence(1)], "rows of it are left"),
+    (NothingIsLeft(), [LED, stored(), Ended("u", "gone"), Silence(1)], "rows of it are left"),
+    (NothingIsLeft(), [LED, valued(), Ended("u", "gone"), Silence(1)], "rows of it are left"),
+    (NothingIsLeft(), [BEGUN, stored(), DONE, Dropped("u", "a")], "gone before its retention is over"),
     (NothingIsLeft(), [BEGUN, stored(), Dropped("u", "a")], "is gone, and that goes on"),
     (NothingIsLeft(), [BEGUN, DONE, Silence(1), stored()], "which is over"),
     (NothingIsLeft(), [BEGUN, DONE, Silence(1), valued()], "which is over"),

@@ -354,7 +354,7 @@ async def workflow(here: Client, row: UnitRow, *, texts: bool, tokens: bool) -> 
         "version": row.version,
         "shard": row.seat.partition(":")[2],
         "error": _worded(row.error, texts=texts),
-        "steps": [step(each, texts=texts) for each in steps],
+        "steps": [step(each, texts=texts, is_over=row.ended_at is not None) for each in steps],
         "waits": [
             {
                 "name": each.name,
@@ -365,7 +365,7 @@ async def workflow(here: Client, row: UnitRow, *, texts: bool, tokens: bool) -> 
                 "schema": _schema(each) if each.kind == "deferred" else None,
             }
             for each in steps
-            if not each.done
+            if not each.done and row.ended_at is None
         ],
     }
     if texts:
@@ -379,8 +379,9 @@ def _run(row: UnitRow, *, texts: bool) -> WorkflowLine:
     return line if texts else without_text(line)
 
 
-def step(row: StepRecord, *, texts: bool) -> dict[str, Any]:
+def step(row: StepRecord, *, texts: bool, is_over: bool = False) -> dict[str, Any]:
     """A step. What an older version has stored has no beginning, attempts or runner."""
+    open_ = "cancelled" if is_over else "waiting"
     rejected = None if row.rejection is None else worded(f"DeferredRejected: {row.rejection}", texts=texts)
     error = rejected or _worded(row.error, texts=texts)
     told = {
@@ -388,7 +389,7 @@ def step(row: StepRecord, *, texts: bool) -> dict[str, Any]:
         "position": row.position,
         "kind": row.kind,
         "name": row.name,
-        "status": "failed" if error is not None else "done" if row.done else "waiting",
+        "status": "failed" if error is not None else "done" if row.done else open_,
         "done": row.done,
         "due_at": row.due_at,
         "began_at": row.began_at,

@@ -32,6 +32,7 @@ from coterie.kernel.text import require_text, storable
 from coterie.storage.contracts.units import UnitRow, UnitStart, UnitStartResult, UnitStatus, require_same
 from coterie.workflows import run_messages
 from coterie.workflows.definition import WorkflowType, require_id
+from coterie.workflows.history import StepInfo, step_info
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -64,7 +65,7 @@ class WorkflowInfo:
     interrupting: bool
     """Whether its interruption was requested."""
     steps: int
-    """The number of stored steps; those of a run that is over are deleted."""
+    """The number of stored steps."""
     version: str
     """The version of the code that began it."""
     started_at: datetime
@@ -187,6 +188,17 @@ class WorkflowHandle(Generic[T_co]):
         return run_messages.follow(
             self._acting, self._kind, self.id, named(name, "a published value"), type, after=after
         )
+
+    async def steps(self) -> Sequence[StepInfo]:
+        """The steps of the run, by branch, in their order. They stay as long as the run: for the setting `retention`.
+
+        Raises:
+            WorkflowNotFound: No such run exists, or no longer.
+        """
+        records = await self._acting().storage.units.records(self._unit)
+        if not records:
+            await self._row()
+        return [step_info(each) for each in records]
 
     async def interrupt(self) -> None:
         """Request that the run end and run its compensations. Does not wait for that; a run that is over stays as is.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.scenario.workflows.workflow_cluster import NOON, SWEEP_S, Diary, new_cluster, rows, seconds, simulated
+from tests.scenario.workflows.workflow_cluster import NOON, SWEEP_S, Diary, new_cluster, seconds, simulated
 
 if TYPE_CHECKING:
     from coterie import Workflow
@@ -37,7 +37,6 @@ async def test_gap_30_300_runs_of_4_steps_20_at_a_time_and_none_waits_for_a_poll
         took = await asyncio.gather(*map(run, range(300)))
         assert max(took) < SWEEP_S
         assert len(diary.ran) == len(set(diary.ran)) == 1200
-        assert rows(sim, "steps") == []
         assert len(await cluster.workflows.list(status="done", limit=1000)) == 300
 
 

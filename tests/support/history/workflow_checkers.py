@@ -433,7 +433,7 @@ class EveryRunEnds:
 
 @dataclass
 class NothingIsLeft:
-    """W5: the rows of a unit go when it ends, all of them in one commit, and not before.
+    """W5, W8: the rows of a workflow stay when it ends, those of other units go then, in one commit and not before.
 
     Of a unit of a leader nothing is left by which its end can be known: what comes later waits for the next one.
     """
@@ -448,6 +448,8 @@ class NothingIsLeft:
         if isinstance(event, Dropped):
             if event.unit in self._kinds and event.unit not in self._over:
                 raise Violation("W5", f"{event.name} of {event.unit} is gone, and that goes on")
+            if self._kinds.get(event.unit) == "workflow":
+                raise Violation("W8", f"{event.name} of {event.unit} is gone before its retention is over")
             self._rows[event.unit].discard((event.name, event.is_value))
             return
         if isinstance(event, Ended):
@@ -455,7 +457,7 @@ class NothingIsLeft:
             self._ending.add(event.unit)
             return
         for unit in sorted(self._ending):
-            if self._rows.pop(unit, None):
+            if self._rows.pop(unit, None) and self._kinds.get(unit) != "workflow":
                 raise Violation("W5", f"{unit} is over, and rows of it are left")
         self._ending.clear()
         if isinstance(event, Begun):

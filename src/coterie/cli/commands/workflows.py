@@ -75,13 +75,13 @@ async def show(ctx: ClientCommand, run: str) -> None:
     """
     row = await _found(ctx, run)
     steps = await ctx.here.storage.units.records(row.unit)
-    tokens = {each.name: token(ctx.here, row, each) for each in steps if _waits(each)}
+    tokens = {each.name: token(ctx.here, row, each) for each in steps if row.ended_at is None and _waits(each)}
     now = await ctx.here.storage.now()
     value = {
         **_fields(row),
         "payload": plain(decoded(row.payload)),
         "result": None if row.value is None else plain(decoded(row.value)),
-        "steps": [plain(step(each, texts=True)) for each in steps],
+        "steps": [plain(step(each, texts=True, is_over=row.ended_at is not None)) for each in steps],
         "deferreds": tokens,
     }
     ctx.show(value, lambda: _shown(ctx.screen, row, steps, tokens, now))
@@ -223,7 +223,7 @@ def _table(screen: Screen, runs: Sequence[WorkflowInfo], now: datetime) -> str:
         (
             f"{each.name}/{each.id}",
             _status(screen, each.status, interrupting=each.interrupting),
-            str(each.steps) if each.ended_at is None else "-",
+            str(each.steps),
             screen.time(each.started_at, now),
             screen.time(each.changed_at, now),
             one_line(each.error) or ("-" if each.wake_at is None else f"continues {screen.time(each.wake_at, now)}"),
@@ -262,7 +262,7 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRecord], tokens: di
                 "-" if each.began_at is None or each.ended_at is None else lasting(each.ended_at - each.began_at),
                 "-" if each.attempts is None else str(each.attempts),
                 each.runner or "-",
-                _outcome(screen, each, now),
+                _outcome(screen, each, now, is_over=row.ended_at is not None),
             )
             for each in steps
         ]
@@ -273,7 +273,9 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRecord], tokens: di
     return "\n\n".join(parts)
 
 
-def _outcome(screen: Screen, step: StepRecord, now: datetime) -> str:
+def _outcome(screen: Screen, step: StepRecord, now: datetime, *, is_over: bool) -> str:
+    if not step.done and is_over:
+        return "cancelled"
     if not step.done:
         until = "" if step.due_at is None else f" until {screen.time(step.due_at, now)}"
         return f"waits{until}"

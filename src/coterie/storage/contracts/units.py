@@ -1,6 +1,6 @@
 """The storage contract of durable work: units, their steps and deferreds [M10, M11].
 
-    start ──▶ running ⇄ suspended ──▶ done, failed, interrupted        a workflow; kept for the retention time
+    start ──▶ running ⇄ suspended ──▶ done, failed, interrupted        a workflow; kept with its steps: retention
     open  ──▶ running ──▶ (gone)                                       a unit of a leader, a tick: deleted at its end
 
 A unit belongs to a seat, and only the seat's holder runs it: steps and ends are written under the fence [C1]. Any
@@ -130,8 +130,8 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 class UnitEnd(msgspec.Struct, frozen=True):
     """End a unit. The result is a `UnitEndResult`.
 
-    Its steps and deferreds are deleted in the same commit; a workflow's row stays for the retention time, other rows
-    are deleted. If another unit waits for it (`parent`), the same commit resolves that unit's deferred named
+    A workflow stays with its steps and deferreds for the retention time; other units are deleted with theirs, in the
+    same commit. If another unit waits for it (`parent`), the same commit resolves that unit's deferred named
     `waited_as` with `outcome`, and makes it running if it was suspended.
     """
 
@@ -410,11 +410,11 @@ class UnitStore(Protocol):
         ...
 
     async def steps(self, unit: str) -> Sequence[StepRow]:
-        """Return the steps of a unit that has not ended, by branch and position; none if there is no such unit."""
+        """Return the steps of a unit, by branch and position; none if there is no such unit."""
         ...
 
     async def records(self, unit: str) -> Sequence[StepRecord]:
-        """Return the steps of a unit that has not ended for people to see, by branch and position."""
+        """Return the steps of a unit for people to see, by branch and position."""
         ...
 
     async def list(

@@ -153,11 +153,11 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         return found and self._unit(found)
 
     async def steps(self, unit: str) -> Sequence[StepRow]:
-        """Return the steps of a unit that has not ended."""
+        """Return the steps of a unit."""
         return [self._step(unit, row) for row in await self._inner.steps(unit)]
 
     async def records(self, unit: str) -> Sequence[StepRecord]:
-        """Return the steps of a unit that has not ended for people to see."""
+        """Return the steps of a unit for people to see."""
         rows = await self._inner.records(unit)
         there = await self._inner.get(unit) if rows else None
         return [self._record(there, row) for row in rows if there is not None]

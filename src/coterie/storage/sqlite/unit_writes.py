@@ -186,7 +186,7 @@ def _write_ends(connection: apsw.Connection, scope: Scope, chosen: Sequence[tupl
     gone = [write.unit for write, look in chosen if not look.is_workflow]
     if gone:
         connection.execute(SQL["forget"], bindings(scope, units=encoded(gone)))
-    forget_rows(connection, scope, [write.unit for write, _ in chosen])
+        forget_rows(connection, scope, gone)
     waiting = [
         (look.parent, look.waited_as, look.life, write.outcome) for write, look in chosen if look.parent is not None
     ]

@@ -2,8 +2,9 @@
 --
 -- A statement that changes a unit, or adds rows to it, locks the unit's row first, several units in their order: so
 -- no row is added to a unit that has ended [W5], and no two statements wait for each other [M3]. Steps only share
--- that lock; the statement that ends a unit waits for them. A statement does not see rows that were added while it
--- waited, so deletions use `forget_units`, which does.
+-- that lock; the statement that ends a unit waits for them. The rows of a workflow stay until it is purged, those of
+-- other units go with its end. A statement does not see rows that were added while it waited, so deletions use
+-- `forget_units`, which does.
 --
 -- No wake-up is lost [M11]: the statement that suspends a unit also locks the deferreds that it waits for, or inserts
 -- their rows, before it reads whether they are resolved; the statement that resolves one makes the unit running. A
@@ -176,7 +177,7 @@ with items as materialized (
 ), over as materialized (
     select unit from kept union all select unit from gone
 ), forgotten as materialized (
-    select coterie.forget_units($1, array(select unit from over)) as units
+    select coterie.forget_units($1, array(select unit from gone)) as units
 ), waiting as materialized (
     select e.parent, e.waited_as, e.outcome, e.now, p.life
     from ending as e

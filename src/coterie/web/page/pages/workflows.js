@@ -84,7 +84,7 @@ function shown(params, line, data) {
     ),
     (data.waits ?? []).length > 0 && [h("h3", null, "Waits for"), data.waits.map((wait, index) => waitOf(wait, index))],
     h("h3", null, "Steps"),
-    data.steps?.length || !line.ended_at ? steps(data.steps ?? []) : h("p", { class: "dim" }, "The steps of a run are deleted when it ends."),
+    data.steps?.length || !line.ended_at ? steps(data.steps ?? []) : h("p", { class: "dim" }, "This run has made no steps."),
     data.input !== undefined && data.input !== null && [h("h3", null, "Input"), block(json(data.input), "input")],
     data.result !== undefined && data.result !== null && [h("h3", null, "Result"), block(json(data.result), "result")],
   ];
