@@ -460,7 +460,7 @@ class Cluster(Definitions):
     # Workflows and deferreds
 
     async def start_workflow(
-        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None
+        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None, again: bool = False
     ) -> WorkflowHandle[T]:
         """Start a run, once for each id: later calls return the handle of the existing run.
 
@@ -471,10 +471,16 @@ class Cluster(Definitions):
             payload: The argument of the function.
             id: The id of the run: an order number, for instance.
             via: As in `send`: the run begins when that commits, or never.
+            again: If the run of this id is over, begin another life of it with this payload; not in a transaction.
 
         Raises:
             KeyConflict: A run of this id exists with another payload.
+            RuntimeError: `again` is asked for inside of a transaction.
         """
+        if again and (via is not None or (not self._participant.is_elsewhere() and transaction_here() is not None)):
+            raise RuntimeError(
+                "start_workflow(…, again=True) is a commit of its own: call it outside of the transaction"
+            )
         if isinstance(via, TransactionBlock):  # it is that of `transaction_here`
             via.require_here()
         elif via is not None:
@@ -482,18 +488,21 @@ class Cluster(Definitions):
             return self.workflow_handle(workflow, id)
         transaction = None if self._participant.is_elsewhere() else transaction_here()
         if transaction is None:
-            await self._start_workflow(workflow, payload, id)
-        else:
-            from coterie.workflows.api import start_within
+            started = await self._start_workflow(workflow, payload, id, again=again)
+            return self._workflow_handle(workflow, id, life=started.row.life)
+        from coterie.workflows.api import start_within
 
-            await start_within(transaction, self._acting(), self._program.workflows.of(workflow), payload, id)
+        await start_within(transaction, self._acting(), self._program.workflows.of(workflow), payload, id)
         return self.workflow_handle(workflow, id)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> WorkflowHandle[T]:
         """The handle of a run, whether the run exists or not. No I/O."""
+        return self._workflow_handle(workflow, id, life=None)
+
+    def _workflow_handle(self, workflow: WorkflowFn[Any, T], id: str, *, life: int | None) -> WorkflowHandle[T]:
         from coterie.workflows.api import handle_of
 
-        return handle_of(self._program.workflows.of(workflow), id, self._acting, self._writing)
+        return handle_of(self._program.workflows.of(workflow), id, self._acting, self._writing, life=life)
 
     async def resolve(self, token: str, value: object) -> None:
         """Resolve a deferred with a value, from any process. The first value wins.
@@ -513,13 +522,20 @@ class Cluster(Definitions):
         await settle(self._writing("cluster.reject"), token, error=error)
 
     async def _start_workflow(
-        self, workflow: Any, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
+        self,
+        workflow: Any,
+        payload: Any,
+        id: str,
+        *,
+        parent: str | None = None,
+        waited_as: str = "",
+        again: bool = False,
     ) -> UnitStartResult:
         from coterie.workflows.api import start
 
         kind = self._program.workflows.of(workflow)
         here = self._writing("cluster.start_workflow")
-        return await start(here, kind, payload, id, parent=parent, waited_as=waited_as)
+        return await start(here, kind, payload, id, parent=parent, waited_as=waited_as, again=again)
 
     # Maintenance and health
 

@@ -33,6 +33,7 @@ OURS = {
     "migrations.applied_at",
     "schedules.outcomes",
     "secrets.value",
+    "units.failed_steps",
 }
 """What coterie writes itself."""
 OF_SQL = {"incoming.args"}

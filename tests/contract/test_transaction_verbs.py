@@ -54,7 +54,7 @@ OTHERS = {
     "Singletons": {"list", "get", "state", "history"},
     "Crons": {"list", "get", "preview", "explain", "wait", "history"},
     "Workflows": {"list"},
-    "WorkflowHandle": {"result", "status", "published"},
+    "WorkflowHandle": {"result", "status", "published", "steps"},
     "Cluster": {"result", "broadcast", "poll_storage", "health", "shards", "ready", "start", "stop"},
 }
 """Those that write nothing, or begin and end a runner."""

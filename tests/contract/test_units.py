@@ -322,7 +322,7 @@ class TestStep:
 
 class TestEnd:
     @pytest.mark.parametrize("status", get_args(UnitEnding))
-    async def test_a_workflow_keeps_its_row_and_loses_the_rest(
+    async def test_w8_a_workflow_keeps_its_row_and_its_steps(
         self, storage: Storage, runner_a: Ownership, status: UnitEnding
     ) -> None:
         claim, before = await grant(runner_a), await start_unit(storage, version="2.1")
@@ -338,7 +338,8 @@ class TestEnd:
         assert row.changed_at == row.ended_at >= row.started_at
         assert abs(row.ended_at - await storage.now()) < NEAR
         found = await load_unit(storage, claim, U)
-        assert (found.row, found.steps, found.deferreds) == (row, (), ())
+        assert (found.row, positions(found)) == (row, [("", 0)])
+        assert [each.name for each in found.deferreds] == ["paid"]
         assert (await take_units(storage, claim)).rows == ()
 
     async def test_no_value_is_another_one_than_an_empty_one(self, storage: Storage, runner_a: Ownership) -> None:

@@ -413,6 +413,8 @@ def _units(s: Steps) -> list[Group]:
         "purge": one_statement(s, "purge_units", 60.0, 10),
         "steps": step.steps,
         "lone step": lone.steps,
+        "renew": u._renew(s, life=0).steps,
+        "start again": u._start_again(s).steps,
     }
     family = (
         u.unit(status="failed") + ";update coterie.units set interrupts_children = true" + u.unit("child", parent="u")
@@ -514,6 +516,8 @@ def _incoming(s: Steps) -> list[Group]:
         "receive": stored_runs.receiving(s),
         "publish": stored_runs.publishing(s),
         "give back": stored_runs.giving_back(s),
+        "renew": u._renew(s, life=0).steps,
+        "start again": u._start_again(s).steps,
     }
     steps = {"steps": u._steps(s).steps, "lone step": u._lone(s).steps}  # nobody has steps of a run that is not there
     waits = i.rows("w1") + stored_schedules.rows()
@@ -609,6 +613,7 @@ def _seats(s: Steps) -> list[Group]:
         "receive": stored_runs.receiving(s),
         "publish": stored_runs.publishing(s),
         "give back": stored_runs.giving_back(s),
+        "renew unit": stored_units._renew(s, life=0).steps,
         "move incoming": incoming_rows.moving(s, incoming_rows.call()),
         "start incoming": incoming_rows.starting(s, incoming_rows.start("w2")),
         "fire": stored_schedules.firing(s),

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from coterie.storage.contracts.units import StepWrite, UnitEnd
 from coterie.storage.interface import Claim
 from coterie.storage.postgres.batch import plan
@@ -94,6 +96,9 @@ OFTEN = {
     "unit: open x purge",
     "unit: end and open x resolve",
     "unit: start of a child x failure and its children",
+    "unit: lone step of a life x renewal",
+    "unit: steps of a life x renewal",
+    "unit: start again x start again too",
 }
 """Enough for every change; the others are variants of these."""
 
@@ -108,6 +113,7 @@ def stored_units(s: Steps) -> list[Pair]:
         *_beginning_and_purging(s),
         *_living(s),
         *_bearing(s),
+        *_renewing(s),
     ]
 
 
@@ -260,6 +266,27 @@ def _bearing(s: Steps) -> list[Pair]:
     ]
 
 
+def _renewing(s: Steps) -> list[Pair]:
+    """A run ends one life and begins the next: nothing of the one is in the other [W12, W15]."""
+    renew, again = _renew(s), _start_again(s)
+    lone, many = (make(s, name, write=structs.replace(STEP, life=1)) for make, name in _OF_A_LIFE)
+    late, suspend = _resolve(s, life=1), _suspend(s)
+    judge = judges.together(judges.sound, judges.one_life, judges.no_former_step)
+    running, over = rows(unit(life=1)), rows(unit(status="failed", life=1))
+    waits = Script("renewal and suspension", (*renew.steps, *suspend.steps))
+    ended = Script("end and start again", (*_end(s, write=structs.replace(DONE, life=1)).steps, *again.steps))
+    return [
+        _pair(running, lone, renew, judge),
+        _pair(running, many, renew, judge),
+        _pair(running, lone, ended, judge),
+        _pair(running, waits, late, judge),
+        _pair(running, renew, _asking(s, "interrupt"), judge),
+        _pair(over, again, _start_again(s, "start again too", life=3), judges.together(judge, judges.begun_once)),
+        _pair(over, again, _purge(s), judge),
+        _pair(over, again, late, judge),
+    ]
+
+
 def _steps(s: Steps, name: str = "steps", *, write: StepWrite = STEP) -> Script:
     """The statements and arrays that the engine itself makes of a step that is not alone, in a transaction."""
     bucket = plan.Bucket("add_steps", [0])
@@ -333,6 +360,17 @@ def _start(s: Steps, name: str = "start", *, payload: bytes = b"p") -> Script:
 def _begin(s: Steps, payload: bytes = b"p", *, unit: str = "u", parent: str | None = None, life: int = 0) -> Step:
     given = (unit, "n", "i", "s1", payload, payload, "", parent, "d", life)
     return s.step("start_unit", *given, step="start")
+
+
+def _renew(s: Steps, name: str = "renewal", *, life: int = 1) -> Script:
+    return Script(name, atomic(s.step("renew_unit", "a", "s1", 1, "u", life, 2, b"p", "", step="renew")))
+
+
+def _start_again(s: Steps, name: str = "start again", *, life: int = 2) -> Script:
+    return Script(name, atomic(s.step("start_again", "u", life, str(life).encode(), b"d", "", step="start")))
+
+
+_OF_A_LIFE = ((_lone, "lone step of a life"), (_steps, "steps of a life"))
 
 
 def _purge(s: Steps, name: str = "purge") -> Script:

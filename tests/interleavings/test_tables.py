@@ -24,6 +24,7 @@ LOADED = {
     "queues",
     "ticks",
     "units",
+    "lives",
     "incoming",
     "schedules",
     "run_messages",

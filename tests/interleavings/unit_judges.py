@@ -78,6 +78,14 @@ def one_life(run: Run) -> Problems:
     return problems
 
 
+def no_former_step(run: Run) -> Problems:
+    """What was stored for a life is not in the next one [W12]."""
+    unit = _unit(run)
+    if unit is None or unit["life"] == 1:
+        return []
+    return [f"of life {unit['life']}, with a step of a former one: {dict(row)}" for row in run.tables["steps"]]
+
+
 def nobody_left_behind(run: Run) -> Problems:
     """A child of a run that failed is asked to end, or is yet to be [W10]."""
     parent, child = _unit(run), _unit(run, "child")

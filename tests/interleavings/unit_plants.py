@@ -115,16 +115,9 @@ UNIT_PLANTS = (
     Plant(
         "an end that deletes what it saw before it waited",
         "W5",
-        _END,
-        "left behind",
-        swapped(("end_units",), (_FORGOTTEN, _DELETED)),
-    ),
-    Plant(
-        "an end that waits for no step",
-        "W5",
         "unit: lone step x end of a leader's",
         "left behind",
-        swapped(("end_units",), ("offset 0 for update", "offset 0 for no key update")),
+        swapped(("end_units",), (_FORGOTTEN, _DELETED)),
     ),
     Plant(
         "a step of a unit that is not locked",
@@ -138,7 +131,7 @@ UNIT_PLANTS = (
         "W1",
         "unit: end x end interrupted",
         "both were told that they ended it",
-        swapped(("end_units",), ("    where l.ended_at is null\n", "")),
+        swapped(("end_units",), ("    where l.ended_at is null and l.life", "    where l.life")),
     ),
     Plant(
         "a parent that is not told",
@@ -146,6 +139,34 @@ UNIT_PLANTS = (
         "unit: end of a child x suspend",
         "a lost wake-up: its child has ended",
         swapped(("end_units",), ("        union\n        select parent from found where parent is not null\n", "")),
+    ),
+    Plant(
+        "a life that begins while a step is being added",
+        "W12",
+        "unit: lone step of a life x renewal",
+        "with a step of a former one",
+        swapped(("renew_unit",), ("    for update of u\n", "    for no key update of u\n")),
+    ),
+    Plant(
+        "a step that is stored in any life",
+        "W12",
+        "unit: lone step of a life x renewal",
+        "with a step of a former one",
+        {
+            **swapped(("add_steps", "write_steps"), (" and life = coalesce(i.life, life)", "")),
+            **swapped(("add_step",), ("u.life = coalesce($14::bigint, u.life)", "$14::bigint is not null")),
+        },
+    ),
+    Plant(
+        "begun again twice",
+        "W12",
+        "unit: start again x start again too",
+        "both have started it",
+        swapped(
+            ("start_again",),
+            ("    for update\n), forgotten", "), forgotten"),
+            ("exists (select from over)", "u.life <> 0"),
+        ),
     ),
     Plant(
         "steps without the fence",

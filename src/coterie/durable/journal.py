@@ -176,6 +176,7 @@ class Journal:
             began_at=began_at,
             attempts=attempts,
             runner=self._services.runner,
+            life=self.life,
         )
         return await self._written(place, partial(self._services.units.step, write), wait=wait)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.units import UnitStatus
     from coterie.storage.user_transaction import OpenedTransaction
     from coterie.workflows.api import WorkflowHandle
+    from coterie.workflows.history import StepInfo
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -162,11 +163,11 @@ class SyncCluster:
     # Workflows and deferreds
 
     def start_workflow(
-        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None
+        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None, again: bool = False
     ) -> SyncWorkflowHandle[T]:
         """Start a run, once for each id: as `Cluster.start_workflow`, `via` as in `send`."""
         usable = _here(via)
-        handle = self.run(lambda: self._cluster.start_workflow(workflow, payload, id=id, via=usable))
+        handle = self.run(lambda: self._cluster.start_workflow(workflow, payload, id=id, via=usable, again=again))
         return SyncWorkflowHandle(handle, self)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> SyncWorkflowHandle[T]:
@@ -289,6 +290,7 @@ class SyncWorkflowHandle(Generic[T_co]):
 
     def __init__(self, handle: WorkflowHandle[T_co], cluster: SyncCluster) -> None:
         self.id = handle.id
+        self.life = handle.life
         self._handle = handle
         self._cluster = cluster
 
@@ -307,6 +309,10 @@ class SyncWorkflowHandle(Generic[T_co]):
     def published(self, name: str, type: type[V], /) -> V | None:
         """See `WorkflowHandle.published`."""
         return self._cluster.run(lambda: self._handle.published(name, type))
+
+    def steps(self) -> Sequence[StepInfo]:
+        """The steps of the run: as `WorkflowHandle.steps`."""
+        return self._cluster.run(self._handle.steps)
 
     def interrupt(self) -> None:
         """Request that the run end and run its compensations: as `WorkflowHandle.interrupt`."""

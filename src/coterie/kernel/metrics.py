@@ -313,7 +313,9 @@ JOB_WAIT = _histogram(
 # Workflows
 
 WORKFLOWS = _counter(
-    "coterie_workflows_total", "Times that a workflow was done, failed, interrupted or suspended", "workflow outcome"
+    "coterie_workflows_total",
+    "Times that a workflow was done, failed, interrupted or suspended, or began again",
+    "workflow outcome",
 )
 STEPS = _counter(
     "coterie_steps_total", "Steps of workflows, ticks and leaders that have ended, ok or failed", "outcome"

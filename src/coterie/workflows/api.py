@@ -7,6 +7,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from coterie.durable import failure
 from coterie.durable.position import named
 from coterie.durable.unit import new_life
@@ -66,6 +68,8 @@ class WorkflowInfo:
     """Whether its interruption was requested."""
     steps: int
     """The number of stored steps."""
+    life: int
+    """The life of the run: another one after `workflow.again` and `start_workflow(…, again=True)`."""
     version: str
     """The version of the code that began it."""
     started_at: datetime
@@ -77,12 +81,24 @@ class WorkflowInfo:
 
 
 class WorkflowHandle(Generic[T_co]):
-    """A handle to a run of a workflow, usable from any process."""
+    """A handle to a run of a workflow, usable from any process.
+
+    Attributes:
+        id: The id of the run.
+        life: The life of the run that its start began or found; None: it was not read, or begins with a commit.
+    """
 
     def __init__(
-        self, id: str, kind: WorkflowType, acting: Callable[[], Client], writing: Callable[[str], Client]
+        self,
+        id: str,
+        kind: WorkflowType,
+        acting: Callable[[], Client],
+        writing: Callable[[str], Client],
+        *,
+        life: int | None = None,
     ) -> None:
         self.id = id
+        self.life = life
         self._kind = kind
         self._unit = kind.unit(id)
         self._acting = acting
@@ -277,15 +293,22 @@ class Workflows:
 
 
 async def start(
-    here: Client, kind: WorkflowType, payload: Any, id: str, *, parent: str | None = None, waited_as: str = ""
+    here: Client,
+    kind: WorkflowType,
+    payload: Any,
+    id: str,
+    *,
+    parent: str | None = None,
+    waited_as: str = "",
+    again: bool = False,
 ) -> UnitStartResult:
-    """Store a run, and wake the runner that will run it.
+    """Store a run, and wake the runner that will run it. With `again`, one that is over begins another life.
 
     Raises:
         KeyConflict: A run of this id exists with another payload.
         MalformedMessage: The payload does not fit, or is too large.
     """
-    started: UnitStartResult = await _in_span(_start, here, kind, payload, id, parent, waited_as)
+    started: UnitStartResult = await _in_span(_start, here, kind, payload, id, parent, waited_as, again)
     return started
 
 
@@ -319,9 +342,9 @@ async def _in_span(work: Callable[..., Coroutine[Any, Any, Any]], here: Client, 
 
 
 async def _start(
-    here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str
+    here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str, again: bool
 ) -> UnitStartResult:
-    unit = new_unit(here, kind, payload, id, parent=parent, waited_as=waited_as)
+    unit = replace(new_unit(here, kind, payload, id, parent=parent, waited_as=waited_as), again=again)
     started = await here.storage.units.start(unit)
     require_same(unit, started.row.digest)
     if started.row.status == "running":
@@ -396,6 +419,7 @@ def info_of(row: UnitRow) -> WorkflowInfo:
         status=row.status,
         interrupting=row.interrupting,
         steps=row.steps,
+        life=row.life,
         version=row.version,
         started_at=row.started_at,
         changed_at=row.changed_at,
@@ -406,7 +430,12 @@ def info_of(row: UnitRow) -> WorkflowInfo:
 
 
 def handle_of(
-    kind: WorkflowType, id: str, acting: Callable[[], Client], writing: Callable[[str], Client]
+    kind: WorkflowType,
+    id: str,
+    acting: Callable[[], Client],
+    writing: Callable[[str], Client],
+    *,
+    life: int | None = None,
 ) -> WorkflowHandle[Any]:
     """The handle of a run, whether the run exists or not."""
-    return WorkflowHandle(require_id(id), kind, acting, writing)
+    return WorkflowHandle(require_id(id), kind, acting, writing, life=life)

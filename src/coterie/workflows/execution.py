@@ -1,6 +1,6 @@
 """One workflow run in memory, from its load to its end or its suspension.
 
-load ──▶ body ──returns──▶ done
+load ──▶ body ──returns──▶ done; or the next life begins, if it returned `again(…)`
           │ ▲ ──raises───▶ its compensations run ──▶ failed
           │ │ ──interrupted────────── the same ──▶ interrupted
           │ │ ──diverges from what is stored, or a receiver could not be reached──▶ suspended, retried later
@@ -21,16 +21,25 @@ import msgspec
 from coterie.durable import failure
 from coterie.durable.branches import BranchedWork
 from coterie.durable.steps import TRANSIENT, StepCall
+from coterie.durable.unit import new_life
 from coterie.entities.persisted.outcome import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import enter
-from coterie.storage.contracts.units import UnitEnd, UnitEnding, UnitEndResult, UnitRow, UnitSnapshot, UnitStartResult
+from coterie.storage.contracts.units import (
+    NextLife,
+    UnitEnd,
+    UnitEnding,
+    UnitEndResult,
+    UnitRow,
+    UnitSnapshot,
+    UnitStartResult,
+)
 from coterie.work.context import context_of, in_span
 from coterie.work.limits import set_within, settled
 from coterie.work.occupants import GRACE_S
 from coterie.work.while_held import AWAY_S, while_held
-from coterie.workflows.workflow import Compensation, Outcome, Workflow
+from coterie.workflows.workflow import Again, Compensation, Outcome, Workflow
 
 if TYPE_CHECKING:
     from coterie.ownership.seats import Tenure
@@ -59,11 +68,12 @@ class Execution:
     def __init__(self, kind: WorkflowType, row: UnitRow, tenure: Tenure, held: HeldWorkflows) -> None:
         self._kind = kind
         self._row = row
-        self._payload, self._trace = spans.unstamped(row.payload)
+        _, self._trace = spans.unstamped(row.payload)
         self._tenure = tenure
         self._held = held
         self._services = held.services
         self._undo: list[Compensation] = []
+        self._ending: list[Again] = []
         self._body: asyncio.Task[Any] | None = None
         self._moved = asyncio.Event()
         self._is_interrupted = False
@@ -132,6 +142,7 @@ class Execution:
         loaded = await self._work.opened()
         if loaded.row.status != "running":
             return
+        self._row = loaded.row  # another life may have begun since it was taken
         if loaded.row.interrupting:
             self.interrupt()
         trace_id = spans.id_of(spans.here()) if spans.on else None
@@ -149,7 +160,8 @@ class Execution:
 
     async def _call_body(self) -> Any:
         try:
-            payload = self._kind.payload.decode(self._payload, what=f"payload of {self._row.unit}")
+            data, _ = spans.unstamped(self._row.payload)
+            payload = self._kind.payload.decode(data, what=f"payload of {self._row.unit}")
         except MalformedMessage as error:  # it fitted where it was started: that was other code
             found = f"{self._kind.name}, whose payload is another one now ({error.problem})"
             raise StepDiverged(unit=self._row.unit, found=found, stored=self._kind.name) from error
@@ -161,6 +173,7 @@ class Execution:
             start_child=self._start_child,
             name_of=lambda fn: self._held.registry.of(fn).name,
             undo=self._undo,
+            ending=self._ending,
         )
         return await self._kind.body(workflow, payload)
 
@@ -239,13 +252,11 @@ class Execution:
         self._work.require_held()
         if error is None:
             try:
-                what = f"result of {self._row.unit}"
-                value = self._kind.result.checked(body.result(), what=what)
-                require_small(value, what=what, most_bytes=self._services.settings.frame_limit)
+                next_life, value = self._results(body.result())
             except Exception as malformed:  # noqa: BLE001 it is the result that is wrong
                 error = malformed
             else:
-                await self._end("done", value=value)
+                await (self._begin_again(next_life) if next_life is not None else self._end("done", value=value))
                 return
         if isinstance(error, LeadershipLost):
             raise error
@@ -264,6 +275,41 @@ class Execution:
                 await self._end("failed", error=failure.pack(error))
         except StepDiverged as diverged:
             await self._retry_later(diverged)
+
+    def _results(self, result: Any) -> tuple[NextLife | None, bytes | None]:
+        """What the body returned: the next life of the run, or the encoded result.
+
+        Raises:
+            MalformedMessage: It does not fit, or is too large.
+            RuntimeError: `again` was called, and the body returned something else.
+        """
+        most_bytes = self._services.settings.frame_limit
+        if not self._ending:
+            what = f"result of {self._row.unit}"
+            value = self._kind.result.checked(result, what=what)
+            require_small(value, what=what, most_bytes=most_bytes)
+            return None, value
+        if result is not self._ending[-1]:
+            raise RuntimeError(f"again(…) was called by {self._row.unit}, which returned something else: return it")
+        what = f"payload of {self._row.unit}"
+        data = self._kind.payload.checked(result.payload, what=what)
+        require_small(data, what=what, most_bytes=most_bytes)
+        return NextLife(
+            claim=self._tenure.claim,
+            unit=self._row.unit,
+            life=self._row.life,
+            next=new_life(self._services.chance),
+            payload=spans.stamped(data, self._trace),
+            version=self._kind.version,
+        ), None
+
+    async def _begin_again(self, next_life: NextLife) -> None:
+        result = await while_held(
+            self._work.require_held, partial(self._services.units.renew, next_life), what=self._row.unit, log=log
+        )
+        if result == "fenced":
+            raise self._tenure.lost()
+        self._count("again")
 
     async def _retry_later(self, error: BaseException) -> None:
         log.error("%s cannot continue, and is retried later: %s", self._row.unit, error)
@@ -289,7 +335,9 @@ class Execution:
     async def _end(self, status: UnitEnding, *, value: bytes | None = None, error: bytes | None = None) -> None:
         outcome = msgspec.msgpack.encode(Outcome(status, value, error)) if self._row.parent else b""
         parent, waited_as = self._row.parent, self._row.waited_as
-        write = UnitEnd(self._tenure.claim, self._row.unit, status, value, error, outcome, parent, waited_as)
+        write = UnitEnd(
+            self._tenure.claim, self._row.unit, status, value, error, outcome, parent, waited_as, life=self._row.life
+        )
         result = await while_held(
             self._work.require_held, partial(self._try_to_end, write), what=self._row.unit, log=log
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar, overload
 
 import msgspec
 
@@ -46,6 +46,15 @@ class Compensation(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Again:
+    """What `again` returns: the body ends this life of its run, and the next begins with this payload."""
+
+    __slots__ = ("payload",)
+
+    def __init__(self, payload: Any) -> None:
+        self.payload = payload
+
+
 class Registered:
     """Returned by `compensate`, which is done already; it may be awaited all the same."""
 
@@ -70,6 +79,7 @@ class Workflow(Steps):
         start_child: Callable[[Any, Any, str, str], Awaitable[UnitStartResult]],
         name_of: Callable[[Any], str],
         undo: list[Compensation],
+        ending: list[Again],
         retry: Retry | None = None,
         timeout_s: float | None = None,
     ) -> None:
@@ -80,6 +90,7 @@ class Workflow(Steps):
         self._start_child = start_child
         self._name_of = name_of
         self._undo = undo
+        self._ending = ending
         self._retry = retry
         self._timeout_s = timeout_s
 
@@ -97,6 +108,7 @@ class Workflow(Steps):
             start_child=self._start_child,
             name_of=self._name_of,
             undo=self._undo,
+            ending=self._ending,
             retry=retry or self._retry,
             timeout_s=seconds_or_none(timeout, what="timeout") or self._timeout_s,
         )
@@ -190,6 +202,24 @@ class Workflow(Steps):
         """
         raced: Coroutine[Any, Any, Any] = self._work.first(a, b, name=name)
         return raced
+
+    def again(self, payload: Any) -> NoReturn:
+        """End this life of the run and begin the next under the same id: `return workflow.again(payload)`.
+
+        One commit does both. The next life begins with `payload`, without the steps, deferreds and compensations of
+        this one, so that a run can go on for years. Whoever waits for its result waits for that of the last life.
+
+        Example:
+            ```python
+            @cluster.workflow
+            async def subscription(workflow: Workflow, month: int) -> int:
+                await workflow.step("charge", charge, month)
+                await workflow.sleep("30d", name="a month")
+                return month if month == 12 else workflow.again(month + 1)
+            ```
+        """
+        self._ending.append(next_life := Again(payload))
+        return next_life  # type: ignore[misc] # a checker lets `return` of it stand in place of any result
 
     def patched(self, name: str) -> bool:
         """Whether a code change applies to this run: False for runs that were past this place before the change.

@@ -84,7 +84,6 @@ async def test_branches_in_branches_across_a_kill() -> None:
                 if not runner.alive:
                     runner.start()
             await sim.advance(3)
-        assert steps(sim) == []
 
 
 @pytest.mark.simulated(seeds=1)

@@ -90,7 +90,7 @@ async def test_wf_01_a_run_fails_sleeps_waits_and_ends_and_starting_it_again_add
         assert (await over(again), await again.status()) == (507, "done")
         assert diary.ran == ["charge"] * 5
         (told,) = await cluster.workflows.list()
-        assert (told.status, told.steps, told.version != "", told.interrupting) == ("done", 3, True, False)
+        assert (told.status, told.steps, told.version != "", told.interrupting) == ("done", 2, True, False)
         assert told.ended_at is not None
         assert told.started_at < told.ended_at
 
@@ -129,7 +129,7 @@ async def test_wf_02_a_suspended_run_that_is_interrupted_undoes_what_it_did() ->
         assert isinstance(await over(run), WorkflowInterrupted)
         assert diary.ran == ["charge", "refund"]
         assert seconds(sim) < SWEEP_S
-        assert steps(sim) == []
+        assert [name for *_, name in steps(sim)] == ["charge", "think", "refund"]
         await run.interrupt()
         assert await run.status() == "interrupted", "a run that is over stays as it is"
 

@@ -66,7 +66,6 @@ async def test_w1_w3_killed_at_any_point_a_run_goes_on_and_no_stored_step_runs_a
         assert await over(run) == 3
         twice = point == "workflows.before_step"
         assert diary.ran == sorted([str(time - 1)] * twice + ["0", "1", "2"])
-        assert rows(sim, "steps") == []
         assert seconds(sim) < 6 + 15
 
 
@@ -236,7 +235,6 @@ async def test_incident_15_a_database_that_restarts_during_recovery_strands_noth
         assert at.happened
         assert diary.ran.count("first 7") == 1
         assert await cluster.workflows.list(status="running") == []
-        assert rows(sim, "steps") == []
 
 
 @pytest.mark.simulated(seeds=2)

@@ -10,8 +10,8 @@ resolves what it waits for makes it `running`, so no wake-up is lost [M11].
 A step is identified by its branch and its position there, so that a replay which takes another path is detected. A
 deferred is identified by its name, since it may be resolved before the unit waits for it.
 
-A unit has a life: a number drawn when it begins. When the unit has ended and its key is used again, that is another
-life, and a resolution meant for the former one does not count.
+A unit has a life: a number drawn when it begins. When the unit has ended and its key is used again, or a workflow ends
+its life and begins the next, that is another one, and resolutions and steps meant for the former one do not count.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class StepWrite(msgspec.Struct, frozen=True):
     attempts: int | None = None
     runner: str | None = None
     """The name of the runner."""
+    life: int | None = None
+    """The life it belongs to: it is not stored in another one. None: whichever there is."""
 
     @property
     def key(self) -> str:
@@ -117,7 +119,7 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
     written   it is stored
     there     it was stored before, done or waited for as now, as in `row`; perhaps by this very write, tried before
-    over      the unit has ended, or does not exist
+    over      the unit, or this life of it, has ended, or does not exist
     fenced    the seat is no longer held
     """
 
@@ -145,6 +147,8 @@ class UnitEnd(msgspec.Struct, frozen=True):
     parent: str | None = None
     waited_as: str = ""
     """As in its row, from where the statement takes them: what encrypts the outcome needs them, too."""
+    life: int | None = None
+    """The life that ends; None: whichever there is."""
 
     @property
     def key(self) -> str:
@@ -158,6 +162,23 @@ class UnitEndResult(msgspec.Struct, frozen=True, gc=False):
     told: Literal["written", "over", "fenced"]
     wake: str | None = None
     """The parent's seat, on which there is new work."""
+
+
+class NextLife(msgspec.Struct, frozen=True, kw_only=True):
+    """End one life of a running workflow, and begin the next under the same key, in one commit.
+
+    Its steps and deferreds go. What belongs to the run stays: its id, who waits for it, the request to interrupt it.
+    """
+
+    claim: Claim
+    unit: str
+    life: int
+    """The life that ends."""
+    next: int
+    """The life that begins."""
+    payload: bytes
+    version: str
+    """The version of the code that ends the one and begins the other."""
 
 
 class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,6 +214,12 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     """A digest of the payload, for a workflow."""
     waited_as: str = ""
     """The name of its parent's deferred that its end resolves."""
+    retries: int = 0
+    """How often it was retried after it had failed."""
+    held: bool = False
+    """It has failed, and undoes nothing until it is retried or interrupted."""
+    failed_steps: str = ""
+    """The places of the steps whose errors have ended it, as JSON."""
 
 
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +239,12 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     """The name of its parent's deferred that its end resolves; empty: it is left to itself, and no child."""
     life: int = 0
     """The life of the run, if it is new."""
+    again: bool = False
+    """Whether a run of this id that is over begins another life."""
+
+    def begins_anew(self, row: UnitRow) -> bool:
+        """Whether the run that is there is to begin another life; its first one may be of this very write."""
+        return self.again and row.ended_at is not None and not row.held and row.life != self.life
 
     def is_same(self, digest: bytes) -> bool:
         """Whether a stored digest is that of this payload."""
@@ -370,6 +403,10 @@ class UnitStore(Protocol):
         "ready": one of them is resolved already, something is in an inbox, or an interruption is requested: continue
         [M11]. What it waits for is locked while this is decided.
         """
+        ...
+
+    async def renew(self, next: NextLife) -> Literal["renewed", "over", "fenced"]:
+        """Begin the next life of a running workflow. Repeated after a lost answer, it returns the same."""
         ...
 
     # For all processes

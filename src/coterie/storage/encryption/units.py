@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from coterie.storage.contracts.units import (
         DeferredRow,
+        NextLife,
         ResolveResult,
         StepRecord,
         StepResult,
@@ -121,6 +122,10 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
         found = await self._inner.load(claim, unit)
         return found and self._snapshot(found)
+
+    async def renew(self, next: NextLife) -> Literal["renewed", "over", "fenced"]:
+        """Begin the next life of a running workflow."""
+        return await self._inner.renew(self._sealed(next, ("payload",), lambda field: places.unit(next.unit, field)))
 
     # For all processes
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie.storage.contracts.units import (
+        NextLife,
         StepResult,
         StepWrite,
         UnitEnd,
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from coterie.storage.interface import Claim
 
     Fetch = Callable[..., Awaitable[Sequence[asyncpg.Record]]]
+
+_CHILDREN = 500
+"""How many children are asked to end by one statement, before their parent begins anew."""
 
 
 class PostgresUnits(PostgresStore):
@@ -110,6 +114,12 @@ class PostgresUnits(PostgresStore):
             "suspend_unit", claim.runner, claim.seat, claim.epoch, unit, *names
         )  # idempotent: repeated after a lost answer
         return cast("Literal['suspended', 'ready', 'over', 'fenced']", rows[0]["told"])
+
+    async def renew(self, next: NextLife) -> Literal["renewed", "over", "fenced"]:
+        """Begin the next life of a running workflow."""
+        claim, given = next.claim, (next.life, next.next, next.payload, next.version)
+        rows = await self._read("renew_unit", claim.runner, claim.seat, claim.epoch, next.unit, *given)
+        return cast("Literal['renewed', 'over', 'fenced']", rows[0]["told"])
 
     async def start(self, start: UnitStart) -> UnitStartResult:
         """Store a workflow, to be run by the holder of its seat."""
@@ -191,10 +201,25 @@ async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> UnitStartRes
         there = await fetch(SQL["get_unit"], cluster, start.unit)
         if there:  # else it was purged meanwhile
             row = _unit(there[0])
+            if start.begins_anew(row):
+                if (anew := await _started_again(fetch, cluster, start, row.seat)) is not None:
+                    return UnitStartResult("started", anew)
+                continue
             return UnitStartResult("there" if start.is_same(row.digest) else "conflict", row)
         parent = [] if start.parent is None else await fetch(SQL["get_unit"], cluster, start.parent)
         if start.parent is not None and (not parent or parent[0]["ended_at"] is not None):
             raise ParentEnded(start.parent)
+
+
+async def _started_again(fetch: Fetch, cluster: str, start: UnitStart, seat: str) -> UnitRow | None:
+    """The next life of a run that is over. None: it is not over any more, or gone."""
+    found: Sequence[object] = [None]
+    while found:  # children of the life that has failed are not those of the next
+        found = await fetch(SQL["interrupt_children"], cluster, [seat], _CHILDREN)
+    await fetch(SQL["forget_children"], cluster, [seat], _CHILDREN)
+    given = start.life, start.payload, start.digest, start.version
+    begun = await fetch(SQL["start_again"], cluster, start.unit, *given)
+    return _unit(begun[0]) if begun else None
 
 
 def _unit(row: asyncpg.Record) -> UnitRow:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Told = Literal["written", "there", "over", "fenced"]
 
-SQL = dict(statements.load(f"{__package__}.sql", "units.sql"))
+SQL = {**statements.load(f"{__package__}.sql", "units.sql"), **statements.load(f"{__package__}.sql", "lives.sql")}
 
 
 class _StepLook(msgspec.Struct, array_like=True, gc=False):
@@ -106,6 +106,7 @@ def _place(write: StepWrite) -> dict[str, Any]:
         "position": write.position,
         "kind": write.kind,
         "name": write.name,
+        "life": write.life,
     }
 
 
@@ -167,7 +168,7 @@ def step_record(row: Sequence[Any]) -> StepRecord:
 def end(connection: apsw.Connection, scope: Scope, writes: Sequence[UnitEnd]) -> list[UnitEndResult]:
     """End units, and resolve the deferreds of their parents. At most one for each unit."""
     held = _proven(connection, scope, writes)
-    asked = encoded({"unit": write.unit, "seat": write.claim.seat} for write in held)
+    asked = encoded({"unit": write.unit, "seat": write.claim.seat, "life": write.life} for write in held)
     looks = _END_LOOKS.decode(connection.execute(SQL["end_looks"], bindings(scope, rows=asked)).get)
     found = {write.unit: look for write, look in zip(held, looks, strict=True)}
     if any(look.parent in found for look in looks) and len(writes) > 1:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import apsw
 
     from coterie.storage.contracts.units import (
+        NextLife,
         StepRecord,
         StepResult,
         StepRow,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 _WAKES = msgspec.json.Decoder(dict[str, int | None])
 _UNITS = msgspec.json.Decoder(list[str])
 _CHILDREN = msgspec.json.Decoder(list[tuple[str, str]])
+_MOST_CHILDREN = 500
 
 
 # ── for holders of units ────────────────────────────────────────────────────────────────────────────────────────
@@ -165,6 +167,20 @@ def suspend(
     return "suspended"
 
 
+def renew(connection: apsw.Connection, scope: Scope, next: NextLife) -> Literal["renewed", "over", "fenced"]:
+    """Begin the next life of a running workflow."""
+    if not states.proven(connection, scope, next.claim, about=next.unit):
+        return "fenced"
+    row = _workflow(connection, scope, next.unit)
+    if row is None or row.seat != next.claim.seat or row.ended_at is not None or row.life not in (next.life, next.next):
+        return "over"
+    if row.life == next.life:  # else it was this very write, tried before
+        forget_rows(connection, scope, [next.unit])
+        names = bindings(scope, unit=next.unit, next=next.next, payload=next.payload, version=next.version)
+        connection.execute(SQL["renew"], names)
+    return "renewed"
+
+
 def _held(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> list[str]:
     held = states.all_held(connection, scope.cluster, set(claims))  # the fence [C1]
     return [claim.seat for claim in claims if claim in held]
@@ -178,14 +194,28 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Unit
     parent = None if start.parent is None else get(connection, scope, start.parent)
     is_orphan = start.parent is not None and (parent is None or parent.ended_at is not None)
     stored = start if start.waited_as else msgspec.structs.replace(start, parent=None)
-    named = {name: getattr(stored, name) for name in UnitStart.__struct_fields__}
+    named = {name: getattr(stored, name) for name in UnitStart.__struct_fields__ if name != "again"}
     is_new = not is_orphan and _begin(connection, scope, kind="workflow", **named)
     rows: list[Any] = connection.execute(SQL["row"], bindings(scope, unit=start.unit)).fetchall()
     if not rows:
         return None
     there = _unit(rows[0])
+    if start.begins_anew(there):
+        return UnitStartResult("started", _started_again(connection, scope, start, there.seat))
     told: Any = "started" if is_new else "there" if start.is_same(there.digest) else "conflict"
     return UnitStartResult(told, there)
+
+
+def _started_again(connection: apsw.Connection, scope: Scope, start: UnitStart, seat: str) -> UnitRow:
+    """The next life of a run that is over. Children of the life that has failed are not those of the next."""
+    while interrupt_children(connection, scope, [seat], most=_MOST_CHILDREN):
+        pass
+    forget_rows(connection, scope, [start.unit])
+    given = {name: getattr(start, name) for name in ("unit", "life", "payload", "digest", "version")}
+    connection.execute(SQL["start_again"], bindings(scope, **given))
+    row = get(connection, scope, start.unit)
+    assert row is not None, "it was there, under the write lock"
+    return row
 
 
 def require_started(connection: apsw.Connection, scope: Scope, starts: Sequence[UnitStart]) -> None:
@@ -349,6 +379,7 @@ class SqliteUnits(SqliteStore):
     open = writes(opened, "open {unit!r}")
     load = reads(loaded, "load {unit!r}")
     suspend = writes(suspend, "suspend {unit!r}")
+    renew = writes(renew, "begin {next.unit!r} again")
 
     # For all processes
 

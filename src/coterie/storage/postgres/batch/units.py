@@ -21,9 +21,9 @@ SingleShape = Literal["add_step"]
 _SHAPES = frozenset(get_args(Shape))
 _STEP = (
     *("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s"),
-    *("began_at", "attempts", "runner"),
+    *("began_at", "attempts", "runner", "life"),
 )
-_END = ("unit", "status", "value", "error", "outcome")
+_END = ("unit", "status", "value", "error", "outcome", "life")
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:
@@ -101,6 +101,7 @@ def _add(write: StepWrite) -> tuple[Any, ...]:
         write.began_at,
         write.attempts,
         write.runner,
+        write.life,
     )
 
 

@@ -17,9 +17,10 @@
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
-        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[], $16::timestamptz[], $17::int[], $18::text[]
+        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[], $16::timestamptz[], $17::int[], $18::text[], $19::bigint[]
     ) as u (
-        seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s, began_at, attempts, runner
+        seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s, began_at, attempts, runner,
+        life
     )
 ), /* include fence (s.name, s.epoch) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
@@ -30,7 +31,7 @@ with items as materialized (
         cross join clock
         cross join lateral (
             select from coterie.units
-            where cluster = $1 and unit = i.unit and seat = i.seat and ended_at is null
+            where cluster = $1 and unit = i.unit and seat = i.seat and ended_at is null and life = coalesce(i.life, life)
             offset 0
             for key share
         ) as u
@@ -81,9 +82,10 @@ from items as i
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
-        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[], $16::timestamptz[], $17::int[], $18::text[]
+        $12::boolean[], $13::bytea[], $14::bytea[], $15::float8[], $16::timestamptz[], $17::int[], $18::text[], $19::bigint[]
     ) as u (
-        seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s, began_at, attempts, runner
+        seat, epoch, key, unit, branch, position, kind, name, digest, done, value, error, due_s, began_at, attempts, runner,
+        life
     )
 ), /* include fence (s.name, s.epoch) */, clock as materialized (
     select clock_timestamp() as now from (select count(*) from held) as fence -- not while that one waits
@@ -99,7 +101,7 @@ from (select * from items order by unit, branch, position) as i
     cross join clock
     cross join lateral (
         select from coterie.units
-        where cluster = $1 and unit = i.unit and seat = i.seat and ended_at is null
+        where cluster = $1 and unit = i.unit and seat = i.seat and ended_at is null and life = coalesce(i.life, life)
         offset 0
         for key share
     ) as u
@@ -120,6 +122,7 @@ from (
         select from coterie.runners as r cross join coterie.seats as s cross join coterie.units as u
         where r.id = $2 and r.cluster = $1 and s.cluster = $1 and s.name = $3 and s.epoch = $4 and s.holder = $2
             and u.cluster = $1 and u.unit = $5 and u.seat = $3 and u.ended_at is null
+            and u.life = coalesce($14::bigint, u.life)
         for key share of r for share of s for key share of u
     ) as fence
     offset 0
@@ -130,8 +133,9 @@ returning at;
 -- End units, once each, and resolve the deferreds of their parents. Returns per unit whether the seat was held,
 -- whether it was running until now, and the seat of its parent.
 with items as materialized (
-    select * from unnest($3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::bytea[])
-        as u (seat, epoch, unit, status, value, error, outcome)
+    select * from unnest(
+        $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::bytea[], $10::bigint[]
+    ) as u (seat, epoch, unit, status, value, error, outcome, of_life)
 ), /* include fence (s.name, s.epoch) */, found as materialized (
     select i.*, u.kind, u.parent, u.waited_as, u.place
     from items as i
@@ -157,7 +161,7 @@ with items as materialized (
 ), ending as materialized (
     select f.*, clock.now
     from found as f join locked as l on l.unit = f.unit cross join clock
-    where l.ended_at is null
+    where l.ended_at is null and l.life = coalesce(f.of_life, l.life)
     order by f.unit
 ), kept as (
     insert into coterie.units as u (

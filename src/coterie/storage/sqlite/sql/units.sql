@@ -7,6 +7,7 @@ select json_group_array(json_array(
 from json_each(:rows) as asked
     left join units as u on u.cluster = :cluster and u.unit = asked.value ->> 'unit'
         and u.seat = asked.value ->> 'seat' and u.ended_at_ns is null
+        and u.life = ifnull(asked.value ->> 'life', u.life)
     left join steps as s on s.cluster = :cluster and s.unit = u.unit and s.branch = asked.value ->> 'branch'
         and s.position = asked.value ->> 'position';
 
@@ -39,7 +40,7 @@ from steps where cluster = :cluster and unit = :unit and branch = :branch and po
 -- name: end_looks
 -- What decides about the ends of units: whether they go on, on these seats; who waits for them, and where, if that goes on.
 select json_group_array(json_array(
-    u.unit is not null and u.ended_at_ns is null, u.kind = 'workflow', p.unit, u.waited_as, p.seat, p.life
+    u.unit is not null and u.ended_at_ns is null and u.life = ifnull(asked.value ->> 'life', u.life), u.kind = 'workflow', p.unit, u.waited_as, p.seat, p.life
 ) order by asked.key)
 from json_each(:rows) as asked
     left join units as u on u.cluster = :cluster and u.unit = asked.value ->> 'unit'
@@ -95,7 +96,7 @@ where cluster = :cluster and unit in (select value from json_each(:units)) and e
 -- A unit.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    life, digest, waited_as
+    life, digest, waited_as, retries, held, failed_steps
 from units as u where cluster = :cluster and unit = :unit;
 
 -- name: steps
@@ -158,7 +159,8 @@ where cluster = :cluster and seat in (select value from json_each(:seats)) and w
 -- Of each seat the oldest workflows that are to be run.
 select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
     u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
-    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest, u.waited_as
+    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest, u.waited_as,
+    u.retries, u.held, u.failed_steps
 from json_each(:seats) as asked
     cross join units as u on u.rowid in (
         select rowid from units
@@ -242,7 +244,7 @@ where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'su
 -- Units, those that changed last first.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    life, digest, waited_as
+    life, digest, waited_as, retries, held, failed_steps
 from units as u
 where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
     and (:before_ns is null or started_at_ns < :before_ns)
