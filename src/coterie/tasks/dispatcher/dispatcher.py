@@ -160,6 +160,8 @@ class Dispatcher(LoopOccupant):
         self._flying: dict[str, int] = {}
         """Jobs in the claim that is under way; the claim of one that was over before its claim was answered."""
         self._picks: Sequence[Pick] = ()
+        self._is_in_doubt = False
+        """Whether the outcome of the last claim is unknown."""
         self._refused_s = 0.0
         self.upkeep = Upkeep(self)
         self._loop = services.supervise(self._start_jobs, "start jobs", tenure, context=context, cause="resigned")
@@ -328,13 +330,15 @@ class Dispatcher(LoopOccupant):
     # Claims
 
     async def _start_jobs(self) -> None:
-        if self._picks:  # an error has interrupted a claim: what became of it is found out
+        if self._picks:  # an error has interrupted a claim
             self._put_back(self._picks)
-            self.upkeep.compare_soon()
+            self._is_in_doubt = True
         while self.row is None and not self._closing:
             await self._define()
         while not self._closing:
             self._news.clear()
+            if self._is_in_doubt and not await self._found_out():
+                continue
             await self._hear()
             picks = self._pick()
             if picks:
@@ -357,6 +361,17 @@ class Dispatcher(LoopOccupant):
         else:
             self.adopt(row, at_s=at_s)
             self.upkeep.hurry()
+
+    async def _found_out(self) -> bool:
+        """Find out what became of a claim whose outcome is unknown: until then too few would be counted."""
+        try:
+            await self.upkeep.compare()
+        except PersistenceError as error:
+            log.info("the jobs of %s wait for the database: %s", self.seat, error)
+            await asyncio.sleep(AWAY_S)
+            return False
+        self._is_in_doubt = False
+        return True
 
     def _pick(self) -> Sequence[Pick]:
         """What starts next."""
@@ -401,7 +416,7 @@ class Dispatcher(LoopOccupant):
             told = await self.store.claim(write)
         except PersistenceError as error:
             self._put_back(picks)
-            self.upkeep.compare_soon()  # whether it was done is not known
+            self._is_in_doubt = error.outcome == "unknown"
             log.info("the jobs of %s wait for the database: %s", self.seat, error)
             await asyncio.sleep(AWAY_S)
             return

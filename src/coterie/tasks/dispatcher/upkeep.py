@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from coterie.storage.contracts.jobs import JobHead, LostJob, QueueBacklog
+    from coterie.tasks.dispatcher.claims import Comparison
     from coterie.tasks.dispatcher.dispatcher import Dispatcher
 
 log = logging.getLogger("coterie.tasks")
@@ -98,6 +99,7 @@ class Upkeep:
         """When the row is to be read next, in the loop's time; likewise all below."""
         self._compare_s = math.inf
         self._compared_s = -math.inf
+        self._comparing = asyncio.Lock()
         self._mature_s = -math.inf
         self._take_back_s = -math.inf
         self._sweep_s = -math.inf
@@ -294,14 +296,20 @@ class Upkeep:
     async def compare(self) -> None:
         """Compare the claimed jobs in memory with what is stored."""
         of = self._of
-        self._compare_s = math.inf
-        self._compared_s = _now_s()
-        of.claimed.begin_reading()
-        try:
-            found = of.claimed.compare(await of.store.running(of.seat))
-        except PersistenceError:
-            self._compare_s = -math.inf
-            raise
+        async with self._comparing:
+            self._compare_s = math.inf
+            self._compared_s = _now_s()
+            of.claimed.begin_reading()
+            try:
+                rows = await of.store.running(of.seat)
+            except PersistenceError:
+                self._compare_s = -math.inf
+                raise
+            self._learn(of.claimed.compare(rows))
+        of.hurry()
+
+    def _learn(self, found: Comparison) -> None:
+        of, now_s = self._of, self._of.now_s()
         for job in found.gone:
             of.is_over(job)
             of.unsure(job.id)
@@ -309,13 +317,12 @@ class Upkeep:
         for job in found.moved:
             of.slots.end(job.id)
         for job in found.new:
-            of.lanes.begin(job.part, of.now_s())
-            of.lanes.remove(job.id, of.now_s())
+            of.lanes.begin(job.part, now_s)
+            of.lanes.remove(job.id, now_s)
         for job in (*found.moved, *found.new):
             of.slots.begin(job.runner, job.id, job.task)
             if not job.runner:
                 self._take_back_s = -math.inf
-        of.hurry()
 
     async def _take_back(self) -> None:
         of, row = self._of, self._of.row

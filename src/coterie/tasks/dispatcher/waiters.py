@@ -23,7 +23,7 @@ class JobWaiters:
     def __init__(self) -> None:
         self._waiters: dict[str, list[Answer]] = {}
         self._ends: dict[str, bytes] = {}
-        """The last ends that nobody waited for, the oldest first."""
+        """The last ends, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -47,13 +47,12 @@ class JobWaiters:
 
     def end(self, job: str, reply: bytes | None) -> None:
         """A job is over. None: its reply is in storage only."""
-        waiting = self._waiters.pop(job, None)
-        for answer in waiting or ():
+        for answer in self._waiters.pop(job, ()):
             answer(LOOK if reply is None else reply)
-        if waiting is None:
-            self._ends[job] = LOOK if reply is None or len(reply) > _REPLY_MOST else reply
-            if len(self._ends) > _ENDS_MOST:
-                del self._ends[next(iter(self._ends))]
+        self._ends.pop(job, None)
+        self._ends[job] = LOOK if reply is None or len(reply) > _REPLY_MOST else reply
+        if len(self._ends) > _ENDS_MOST:
+            del self._ends[next(iter(self._ends))]
 
     def look(self, job: str) -> None:
         """A job may be over: who waits for it reads storage."""
