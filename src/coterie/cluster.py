@@ -126,7 +126,13 @@ class Cluster(Definitions):
         """Schedules that are made at run time: put, list, pause, resume, preview and remove them."""
         from coterie.schedules.api import Schedules
 
-        return Schedules(self._acting, self._program.entities, writing=self._writing)
+        program = self._program
+        return Schedules(
+            self._acting,
+            program.entities,
+            writing=self._writing,
+            has_task=lambda task: program.tasks.known.get(task.name) is task,
+        )
 
     @cached_property
     def jobs(self) -> Jobs:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from coterie.storage.contracts.jobs import NewJob
 from coterie.storage.contracts.messages import Commit
 from coterie.storage.contracts.schedules import SCHEDULE, TimerChange, schedule_key, timer_key
 from coterie.storage.interface import Claim
@@ -162,6 +163,33 @@ async def test_what_asks_for_the_end_of_a_message_waits_for_it(storage: Storage,
     assert await fired(storage, fire(claim, mark=(7, 3), send=3, asks="a message that is not there any more")) == [
         "written"
     ]
+
+
+async def test_a_fire_stores_its_jobs_once_and_waits_for_the_end_of_one(storage: Storage, a: Ownership) -> None:
+    await put(storage)
+    claim = await take(a, A)
+    sent = NewJob("j1", "queue:mail", "acme", "send_email", b"\x00\xff", "f1", priority=2, age_s=60.0)
+    first = fire(claim, send=None, jobs=(sent,), last_id="j1")
+    assert await fired(storage, first) == ["written"]
+    assert await fired(storage, first) == ["changed"]
+    (row,) = await storage.jobs.look(["j1"])
+    assert (row.seat, row.part, row.task, row.payload) == ("queue:mail", "acme", "send_email", b"\x00\xff")
+    assert (row.state, row.fingerprint, row.priority, row.key) == ("ready", "f1", 2, None)
+    (partition,) = await storage.jobs.refill("queue:mail", ["acme"], each=10)
+    assert partition.heads[0].rank_s == pytest.approx(row.due_at.timestamp() - 120.0, abs=0.001)
+    found = await storage.schedules.get(schedule_key("nightly"))
+    assert found is not None
+    assert (found.last_id, found.is_busy) == ("j1", True)
+
+    other = fire(claim, mark=(7, 2), send=None, asks="j1", jobs=(replace(sent, id="j2"), sent))
+    assert await fired(storage, other) == ["busy"]
+    assert len(await storage.jobs.look(["j1", "j2"])) == 1
+    await storage.jobs.cancel("j1", reply=b"cancelled")
+    found = await storage.schedules.get(schedule_key("nightly"))
+    assert found is not None
+    assert not found.is_busy
+    assert await fired(storage, other) == ["written"]
+    assert {each.id: each.state for each in await storage.jobs.look(["j1", "j2"])} == {"j1": "cancelled", "j2": "ready"}
 
 
 async def test_a_row_moves_on_without_a_message(storage: Storage, a: Ownership) -> None:

@@ -59,6 +59,7 @@ def firing(s: Steps, *, is_over: bool = False, asks: str | None = None) -> tuple
     """Fire the row on s1, in the name of a."""
     moved: list[list[Any]] = [[_AT], [_LATER], [_AT], ["f1"], ["[1]"], [is_over], [asks]]
     columns = [["s1"], [1], [KEY], [7], [1], *moved, [1], *sends.message_columns([message("f1")])]
+    columns += [[], *sends.job_columns([])]
     return atomic(s.step("fire_schedules", "a", *columns, step="fire"))
 
 

@@ -104,8 +104,8 @@ def _messages_stored_before_the_row_moves() -> Iterator[None]:
 def _skipped_without_a_verdict() -> Iterator[None]:
     right = verdict._outcome
 
-    def off_by_one(row: ScheduleRow, each: Any) -> Any:
-        found = right(row, each)
+    def off_by_one(row: ScheduleRow, terms: Any, each: Any) -> Any:
+        found = right(row, terms, each)
         return replace(found, count=found.count - 1) if found.count > 1 else found
 
     with patch.object(verdict, "_outcome", off_by_one):

@@ -54,7 +54,7 @@ def _line(row: ScheduleRow, *, now: datetime, until: datetime | None) -> dict[st
     """A schedule; one that cannot be read has a problem instead of instants."""
     told: dict[str, Any] = {
         "name": row.key.removeprefix(SCHEDULE),
-        "calls": f"{row.entity_type}/{row.entity_id}.{row.method}",
+        "calls": row.calls,
         "shard": Seat.split(row.seat)[1],
         "next_at": None if row.paused_at is not None else row.next_at,
         "last_at": row.last_at,

@@ -15,10 +15,12 @@ from coterie.entities.reference import require_call
 from coterie.errors import CoterieError, MalformedMessage
 from coterie.kernel.clock import require_instant
 from coterie.kernel.durations import Duration, seconds_or_none, to_timedelta
-from coterie.kernel.ids import MessageId, Seat, ShardId, shard_number
+from coterie.kernel.ids import MessageId, Seat, ShardId, is_job, shard_number
 from coterie.schedules.timetable import NEVER, Timetable, timetable_of
-from coterie.schedules.verdict import ScheduleOutcome, message_of, outcomes_of, with_outcomes
-from coterie.storage.contracts.schedules import SCHEDULE, ScheduleRow, ScheduleTerms, schedule_key
+from coterie.schedules.verdict import ScheduleOutcome, job_of, message_of, outcomes_of, with_outcomes
+from coterie.storage.contracts.jobs import JobInsert
+from coterie.storage.contracts.schedules import SCHEDULE, ScheduledJob, ScheduleRow, ScheduleTerms, schedule_key
+from coterie.tasks.task import Job
 from coterie.work.definition import not_in_cluster, refusal, require_name
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.client import Client
     from coterie.entities.reference import Call
     from coterie.entities.registry import EntityRegistry
+    from coterie.tasks.definition import TaskType
 
 _PAGE = 500
 _TRIES = 20
@@ -46,7 +49,7 @@ class ScheduleInfo:
     explained: str
     """The schedule in words."""
     calls: str
-    """What it calls: `Account/alice.add`."""
+    """What it calls: `Account/alice.add`, or the name of a task."""
     next_at: datetime | None
     """When it is due next; None: it is paused, or over."""
     last_at: datetime | None
@@ -77,11 +80,18 @@ class Schedules:
         acting: Returns the runner or client through which it acts.
         entities: The entities of this program; None: it puts nothing.
         writing: As `acting`, for writes: raises where they are forbidden.
+        has_task: Whether a task is one of this program.
     """
 
     def __init__(
-        self, acting: Callable[[], Client], entities: EntityRegistry | None, *, writing: Callable[[str], Client]
+        self,
+        acting: Callable[[], Client],
+        entities: EntityRegistry | None,
+        *,
+        writing: Callable[[str], Client],
+        has_task: Callable[[TaskType], bool] = lambda _: True,
     ) -> None:
+        self._has_task = has_task
         self._acting = acting
         self._entities = entities
         self._writing = writing
@@ -112,7 +122,8 @@ class Schedules:
         Args:
             name: Its name in the cluster.
             schedule: As of a cron; or an instant, at which it is due once.
-            call: What a method of a reference returned; of a persisted rpc without a key.
+            call: What a method of a reference returned, of a persisted rpc without a key; or a job of a task without
+                one.
             timezone: The time zone of the schedule.
             start: Instants before are not due.
             end: Instants from then on are not due.
@@ -126,9 +137,9 @@ class Schedules:
         Raises:
             ScheduleError: The schedule or its time zone cannot be parsed.
             ConfigurationError: An option is invalid.
-            TypeError: The call is none, not of a persisted rpc, or has a key.
+            TypeError: It is neither a job nor a call of a persisted rpc, or it has a key.
         """
-        here, taken = self._writing("cluster.schedules.put"), require_call(call, what="schedules.put", persisted=True)
+        here, taken = self._writing("cluster.schedules.put"), _require_lasting(call)
         refuse_key(taken, what="schedule")
         key = schedule_key(require_name(name, kind="schedule"))
         terms = _terms(
@@ -142,6 +153,8 @@ class Schedules:
             skip_if_older_than=skip_if_older_than,
             jitter=jitter,
         )
+        if isinstance(taken, Job):
+            terms = replace(terms, job=self._terms_of(taken))
         Timetable(terms, terms.start or NEVER)  # refuses what cannot be parsed
         for _ in range(_TRIES):
             found, now = await here.storage.schedules.get(key), await here.storage.now()
@@ -189,7 +202,8 @@ class Schedules:
         if removed is not None and cancel:
             for each in outcomes_of(removed):
                 if each.message:
-                    await here.calling.persisted.cancel(each.message)
+                    sender = here.job_sender if is_job(each.message) else here.calling.persisted
+                    await sender.cancel(each.message)
         return removed is not None
 
     async def pause(self, name: str) -> bool:
@@ -280,43 +294,57 @@ class Schedules:
         if count > _BACKFILL_MOST:
             problem = f"schedule {name!r} has {count} instants in that time"
             raise ValueError(f"{problem}: send {_BACKFILL_MOST} at most at once")
-        ids: list[MessageId] = []
-        for at in whole.between(since, until):
-            message = message_of(row, at, kind="backfill")
-            receipt = await here.storage.messages.insert(message)
-            if receipt.status == "pending":
-                here.calling.persisted.hand_over(message)
-            ids.append(MessageId(receipt.id))
-        return ids
+        return [MessageId(await _send_again(here, row, terms, at)) for at in whole.between(since, until)]
 
     # Helpers
 
-    def _row(self, here: Client, key: str, terms: ScheduleTerms, call: Call[Any], now: datetime) -> ScheduleRow:
-        assert self._entities is not None, "only a program puts schedules"
-        entity_type = self._entities.type_of(call)
-        message = here.calling.persisted.message(call, entity_type)
-        number = shard_number(SCHEDULE, key, here.settings.shards)
+    def _terms_of(self, job: Job[Any]) -> ScheduledJob:
+        task = job.type
+        if not self._has_task(task):
+            raise TypeError(f"{job!r} was made by another cluster: this one has no such task")
+        return ScheduledJob(
+            group=task.group,
+            queue=task.queue,
+            part=task.part_of(job.payload),
+            fingerprint=task.fingerprint,
+            priority=task.priority,
+            age_s=task.age_s,
+        )
+
+    def _row(
+        self, here: Client, key: str, terms: ScheduleTerms, call: Call[Any] | Job[Any], now: datetime
+    ) -> ScheduleRow:
+        target = entity_type = entity_id = ""
+        if isinstance(call, Job):
+            group, method = call.type.group, call.type.name
+        else:
+            assert self._entities is not None, "only a program puts schedules"
+            kind = self._entities.type_of(call)
+            message = here.calling.persisted.message(call, kind)
+            group, method, target = kind.group, message.method, message.seat
+            entity_type, entity_id = message.entity_type, message.entity_id
         return ScheduleRow(
             key=key,
-            seat=Seat.shard(ShardId(entity_type.group, number)),
+            seat=Seat.shard(ShardId(group, shard_number(SCHEDULE, key, here.settings.shards))),
             life=1 + here.calling.chance.bits(62),
             definition=terms.encode(),
-            target=message.seat,
-            entity_type=message.entity_type,
-            entity_id=message.entity_id,
-            method=message.method,
-            payload=message.payload,
+            target=target,
+            entity_type=entity_type,
+            entity_id=entity_id,
+            method=method,
+            payload=call.payload,
             since_at=now,
             next_at=Timetable(terms, now).due_after(now),
             stamp=1,
         )
 
-    def _is_same(self, found: ScheduleRow, row: ScheduleRow, call: Call[Any]) -> bool:
+    def _is_same(self, found: ScheduleRow, row: ScheduleRow, call: Call[Any] | Job[Any]) -> bool:
         same = ("seat", "definition", "target", "entity_type", "entity_id", "method")
         if any(getattr(found, name) != getattr(row, name) for name in same):
             return False
         try:
-            return call.rpc.arguments.keyed(found.payload, ()) == call.rpc.arguments.keyed(row.payload, ())
+            arguments = call.type.arguments if isinstance(call, Job) else call.rpc.arguments
+            return arguments.keyed(found.payload, ()) == arguments.keyed(row.payload, ())
         except MalformedMessage:  # its parameters have changed
             return False
 
@@ -335,14 +363,38 @@ class Schedules:
         await self._acting().wake(row.seat, about=row.key, fresh=True)
 
 
-def refuse_key(call: Call[Any], *, what: str) -> None:
+async def _send_again(here: Client, row: ScheduleRow, terms: ScheduleTerms, at: datetime) -> str:
+    """Send what a schedule sends at an instant, unless it was sent so before. Returns its id."""
+    if terms.job is not None:
+        job = job_of(row, terms.job, at, kind="backfill")
+        (stored,) = await here.storage.jobs.insert(JobInsert((job,)))
+        if stored.state == "ready":
+            here.job_sender.hint(job)
+        return stored.id
+    message = message_of(row, at, kind="backfill")
+    receipt = await here.storage.messages.insert(message)
+    if receipt.status == "pending":
+        here.calling.persisted.hand_over(message)
+    return receipt.id
+
+
+def _require_lasting(call: object) -> Call[Any] | Job[Any]:
+    """A job, or a call of a persisted rpc."""
+    if not isinstance(call, Job):
+        return require_call(call, what="schedules.put", persisted=True)
+    call.mark_sent()
+    return call
+
+
+def refuse_key(call: Call[Any] | Job[Any], *, what: str) -> None:
     """Refuse a call with an idempotency key: all that is sent of it would be one message.
 
     Raises:
         TypeError: It has one.
     """
-    if call.rpc.key:
-        raise TypeError(f"{call!r} has a key, so that each {what} would run it once only: use an rpc without key=")
+    if (call.type if isinstance(call, Job) else call.rpc).key:
+        kind = "a task" if isinstance(call, Job) else "an rpc"
+        raise TypeError(f"{call!r} has a key, so that each {what} would run it once only: use {kind} without key=")
 
 
 def _terms(name: str, schedule: str | datetime, **given: Any) -> ScheduleTerms:
@@ -412,7 +464,7 @@ def _info(row: ScheduleRow) -> ScheduleInfo:
         schedule=terms.schedule or at,
         timezone=terms.timezone,
         explained=f"once, at {at}" if timetable.schedule is None else timetable.schedule.explain(),
-        calls=f"{row.entity_type}/{row.entity_id}.{row.method}",
+        calls=row.calls,
         next_at=None if row.paused_at is not None else row.next_at,
         last_at=row.last_at,
         last_message=None if row.last_id is None else MessageId(row.last_id),

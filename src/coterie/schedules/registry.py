@@ -199,7 +199,7 @@ class HeldSchedules(Occupants[ShardSchedules]):
             fire = self._decide(row, shards[row.seat], found.now)
             if fire is not None:
                 batch.append(fire)
-                size += max(1, len(fire.sends))
+                size += max(1, len(fire.sends) + len(fire.jobs))
             if size >= _BATCH:
                 await self._fire(batch, shards)
                 batch, size = [], 0
@@ -277,12 +277,14 @@ class HeldSchedules(Occupants[ShardSchedules]):
             return
         if fire.next_at is not None:
             shard.look_s = min(shard.look_s, _now_s() + max(self.services.dial.until_s(fire.next_at), 0.0))
-        metrics.SCHEDULED.of("sent").value += len(fire.sends)
-        if not fire.sends and fire.due_at is not None:
+        metrics.SCHEDULED.of("sent").value += len(fire.sends) + len(fire.jobs)
+        if not (fire.sends or fire.jobs) and fire.due_at is not None:
             metrics.SCHEDULED.of("skipped").value += 1
         for message in fire.sends:
             metrics.MESSAGES_SENT.of(message.entity_type, message.method).value += 1
             self._runner.calling.persisted.hand_over(message)
+        for job in fire.jobs:
+            self._runner.job_sender.hint(job)
 
 
 def _now_s() -> float:

@@ -10,15 +10,18 @@ import msgspec
 
 from coterie.cron.decide import CronProgress, RunTick, decide
 from coterie.kernel.clock import to_ns
+from coterie.kernel.ids import job_id_of
 from coterie.schedules.timetable import NEVER, timetable_of
+from coterie.storage.contracts.jobs import NewJob
 from coterie.storage.contracts.messages import Message
 from coterie.storage.contracts.schedules import TIMER, Fire
+from coterie.tasks.definition import seat_of_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.cron.decide import Decision
-    from coterie.storage.contracts.schedules import NewSchedule, ScheduleRow
+    from coterie.storage.contracts.schedules import NewSchedule, ScheduledJob, ScheduleRow
     from coterie.storage.interface import Claim
 
 SentKind = Literal["scheduled", "backfill"]
@@ -58,18 +61,38 @@ def with_outcomes(row: ScheduleRow, new: Sequence[ScheduleOutcome]) -> str:
     return msgspec.json.encode((*outcomes_of(row), *new)[-_OUTCOMES_MOST:]).decode()
 
 
-def message_of(row: NewSchedule, at: datetime, *, kind: SentKind = "scheduled") -> Message:
-    """The message of an instant: its id is the same whoever makes it, and sorts by the instant."""
+def _id_of(row: NewSchedule, at: datetime, kind: SentKind) -> str:
+    """The id of what an instant sends: the same whoever makes it; it sorts by the instant."""
     at_ns = to_ns(at)
     marks = "\0".join((kind, str(row.life), str(at_ns), row.key))
     digest = blake2b(marks.encode(), digest_size=_ID_BYTES, person=b"schedules").hexdigest()
+    return f"{at_ns // 1_000_000:012x}{digest}"
+
+
+def message_of(row: NewSchedule, at: datetime, *, kind: SentKind = "scheduled") -> Message:
+    """The message of an instant."""
     return Message(
-        id=f"{at_ns // 1_000_000:012x}{digest}",
+        id=_id_of(row, at, kind),
         seat=row.target,
         entity_type=row.entity_type,
         entity_id=row.entity_id,
         method=row.method,
         payload=row.payload,
+    )
+
+
+def job_of(row: NewSchedule, terms: ScheduledJob, at: datetime, *, kind: SentKind = "scheduled") -> NewJob:
+    """The job of an instant."""
+    job_id = job_id_of(_id_of(row, at, kind))
+    return NewJob(
+        id=job_id,
+        seat=seat_of_job(job_id, queue=terms.queue, group=terms.group),
+        part=terms.part,
+        task=row.method,
+        payload=row.payload,
+        fingerprint=terms.fingerprint,
+        priority=terms.priority,
+        age_s=terms.age_s,
     )
 
 
@@ -96,7 +119,11 @@ def fire_of(row: ScheduleRow, claim: Claim, *, held_since: datetime, now: dateti
     next_at = _next_at(decision, timetable.delay)
     if not decision.verdicts and next_at == row.next_at:
         return None
-    sends = tuple(message_of(row, each.at) for each in decision.verdicts if isinstance(each, RunTick))
+    instants = [each.at for each in decision.verdicts if isinstance(each, RunTick)]
+    terms = timetable.terms.job
+    sends = tuple(message_of(row, at) for at in instants) if terms is None else ()
+    jobs = () if terms is None else tuple(job_of(row, terms, at) for at in instants)
+    sent = [*(each.id for each in sends), *(each.id for each in jobs)]
     last_at = _until(decision.verdicts[-1]) if decision.verdicts else None
     return Fire(
         claim=claim,
@@ -105,11 +132,12 @@ def fire_of(row: ScheduleRow, claim: Claim, *, held_since: datetime, now: dateti
         due_at=None if last_at is None else last_at + timetable.delay,
         next_at=next_at,
         last_at=last_at or row.last_at,
-        last_id=sends[-1].id if sends else row.last_id,
-        outcomes=with_outcomes(row, [_outcome(row, each) for each in decision.verdicts]),
+        last_id=sent[-1] if sent else row.last_id,
+        outcomes=with_outcomes(row, [_outcome(row, terms, each) for each in decision.verdicts]),
         is_over=next_at is None and row.key.startswith(TIMER),
-        asks=row.last_id if sends and policy.overlap != "allow" else None,
+        asks=row.last_id if instants and policy.overlap != "allow" else None,
         sends=sends,
+        jobs=jobs,
     )
 
 
@@ -125,7 +153,9 @@ def _until(verdict: Any) -> datetime:
     return at
 
 
-def _outcome(row: ScheduleRow, verdict: Any) -> ScheduleOutcome:
+def _outcome(row: ScheduleRow, terms: ScheduledJob | None, verdict: Any) -> ScheduleOutcome:
     if isinstance(verdict, RunTick):
-        return ScheduleOutcome(at=verdict.at, until=verdict.at, message=message_of(row, verdict.at).id)
+        drawn = _id_of(row, verdict.at, "scheduled")
+        sent = drawn if terms is None else job_id_of(drawn)
+        return ScheduleOutcome(at=verdict.at, until=verdict.at, message=sent)
     return ScheduleOutcome(at=verdict.first, until=verdict.last, count=verdict.count, reason=verdict.reason)

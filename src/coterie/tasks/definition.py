@@ -158,9 +158,7 @@ class TaskType:
 
     def seat_of(self, job_id: str) -> str:
         """The seat of a job: that of its queue, or one of those of its group, by its id."""
-        if self.queue is not None:
-            return Seat.queue(self.queue)
-        return Seat.jobs(self.group, int(job_id[-1], 16) % SEATS)
+        return seat_of_job(job_id, queue=self.queue, group=self.group)
 
     def part_of(self, payload: bytes) -> str:
         """The partition of a job: the value of a parameter, as text.
@@ -242,6 +240,11 @@ def define_queue(name: Any, options: QueueOptions) -> Queue:
         **limits,
     )
     return Queue(name=name, group=group, partition=partition, definition=definition)
+
+
+def seat_of_job(job_id: str, *, queue: str | None, group: str) -> str:
+    """The seat of a job: that of its queue, or one of those of its group, by its id."""
+    return Seat.jobs(group, int(job_id[-1], 16) % SEATS) if queue is None else Seat.queue(queue)
 
 
 def priority_of(value: Any, *, what: object) -> int:

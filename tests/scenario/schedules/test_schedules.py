@@ -277,6 +277,56 @@ async def test_a_wrong_timer_is_refused_where_it_is_set(how: str, says: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["file", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def test_a_schedule_sends_jobs_of_a_task(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = f"sqlite:///{tmp_path}/s.db" if kind == "file" else request.getfixturevalue("postgres_url")
+    cluster, told, gate = Cluster(url, shards=3, listen="127.0.0.1:0"), list[str](), asyncio.Event()
+    mails = cluster.queue("mails", partition="tenant")
+
+    @cluster.task(queue=mails, priority=7)
+    async def report(tenant: str, pages: int = 1) -> None:
+        told.append(tenant)
+
+    @cluster.task
+    async def waiting() -> None:
+        told.append("waiting")
+        await gate.wait()
+
+    @cluster.task(key="number")
+    async def once(number: int) -> None: ...
+
+    async with cluster, asyncio.timeout(120):
+        await cluster.ready()
+        schedules = cluster.schedules
+        info = await schedules.put("acme", "* * * * * *", report.job("acme"))
+        assert info.calls == "report"
+        assert (await schedules.put("acme", "* * * * * *", report.job("acme", 1))).since == info.since
+        await schedules.put("waiting", "* * * * * *", waiting.job(), overlap="skip")
+        while told.count("acme") < 2:
+            await asyncio.sleep(0.02)
+        await schedules.pause("acme")
+        jobs = await cluster.jobs.list(task="report", queue="mails")
+        assert {(job.partition, job.priority) for job in jobs} == {("acme", 7)}
+        assert {job.id for job in jobs} == {each.message for each in await schedules.history("acme")}
+        while not any(each.reason == "overlapping" for each in await schedules.history("waiting")):
+            await asyncio.sleep(0.02)
+        assert told.count("waiting") == 1
+        gate.set()
+        assert await schedules.remove("acme", cancel=True)
+        past = datetime.now(UTC) - timedelta(hours=1)
+        await schedules.put("hourly", "0 * * * *", report.job("umbrella"))
+        ids = await schedules.backfill("hourly", past - timedelta(hours=3), past)
+        assert ids == await schedules.backfill("hourly", past - timedelta(hours=3), past)
+        for each in ids:
+            await cluster.result(each)
+        assert told.count("umbrella") == len(ids) == 3
+        with pytest.raises(TypeError, match=r"once has a key, .* use a task without key="):
+            await schedules.put("x", "@daily", once.job(1))
+        other = Cluster("sqlite://").task(name="report")(report.type.fn)
+        with pytest.raises(TypeError, match="report was made by another cluster"):
+            await schedules.put("x", "@daily", other.job("a"))
+
+
+@pytest.mark.parametrize("kind", ["file", pytest.param("postgres", marks=pytest.mark.postgres)])
 async def test_schedules_and_timers_on_a_real_database(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

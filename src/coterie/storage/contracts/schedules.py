@@ -20,6 +20,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from coterie.storage.contracts.jobs import NewJob
     from coterie.storage.contracts.messages import Message
     from coterie.storage.interface import Claim
 
@@ -47,6 +48,18 @@ def end_of(prefix: str) -> str:
     return kept[:-1] + ("\ue000" if kept[-1] == "\ud7ff" else chr(ord(kept[-1]) + 1))
 
 
+class ScheduledJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+    """What a job of a schedule has beside its task and arguments."""
+
+    group: str
+    queue: str | None = None
+    """None: its task has no queue."""
+    part: str
+    fingerprint: str
+    priority: int = 0
+    age_s: float = 3600.0
+
+
 class ScheduleTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
     """When it is due, and what happens to instants that are missed: the words of crons."""
 
@@ -61,6 +74,8 @@ class ScheduleTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     skip_if_older_than_s: float | None = None
     delay_s: float = 0.0
     """How long after its instant it is due: its share of the jitter."""
+    job: ScheduledJob | None = None
+    """Of a schedule that sends jobs of a task; None: it calls an entity."""
 
     def encode(self) -> str:
         """As it is stored."""
@@ -87,15 +102,22 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     definition: str
     """Its `ScheduleTerms`, encoded."""
     target: str
-    """The seat of the message that it sends."""
+    """The seat of the message that it sends; empty for jobs."""
     entity_type: str
+    """Empty: it sends jobs."""
     entity_id: str
     method: str
+    """The rpc, or the task."""
     payload: bytes
     since_at: datetime
     """From when it counts: instants before are never due. The anchor of an interval."""
     next_at: datetime | None
     """When it is to be looked at next; None: it is over."""
+
+    @property
+    def calls(self) -> str:
+        """What it calls, for people: `Account/alice.add`, or the name of a task."""
+        return f"{self.entity_type}/{self.entity_id}.{self.method}" if self.entity_type else self.method
 
 
 class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
@@ -106,12 +128,12 @@ class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
     last_at: datetime | None = None
     """The last instant that has a verdict."""
     last_id: str | None = None
-    """The last message that it has sent."""
+    """The last message or job that it has sent."""
     paused_at: datetime | None = None
     outcomes: str = "[]"
     """The last verdicts, as JSON."""
     is_busy: bool = False
-    """Whether its last message is not over."""
+    """Whether that is not over."""
 
     @property
     def mark(self) -> ScheduleMark:
@@ -143,7 +165,7 @@ class DueSchedules(msgspec.Struct, frozen=True):
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a row that is due: its messages are sent and the row moves on, or nothing of it happens."""
+    """What becomes of a row that is due: its messages or jobs are sent and it moves on, or nothing of it happens."""
 
     claim: Claim
     key: str
@@ -158,8 +180,9 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool = False
     """Whether the row is deleted: a timer that has fired for the last time."""
     asks: str | None = None
-    """The message that must be over for this to happen."""
+    """The message or job that must be over for this to happen."""
     sends: tuple[Message, ...] = ()
+    jobs: tuple[NewJob, ...] = ()
 
 
 Fired = Literal["written", "fenced", "changed", "early", "busy"]
@@ -169,7 +192,7 @@ written  all of it is durable
 fenced   the seat is no longer held
 changed  the row is another one by now: put anew, paused, removed, or fired
 early    the database's clock has not come so far
-busy     the message that it asks for is not over
+busy     the message or job that it asks for is not over
 """
 
 

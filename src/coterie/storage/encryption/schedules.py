@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from coterie.storage.contracts.schedules import DueSchedules, ScheduleStore
 from coterie.storage.encryption import places
-from coterie.storage.encryption.messages import encrypted_message
+from coterie.storage.encryption.messages import encrypted_job, encrypted_message
 from coterie.storage.encryption.values import EncryptedStore
 
 if TYPE_CHECKING:
@@ -37,7 +37,14 @@ class EncryptedSchedules(EncryptedStore[ScheduleStore]):
     async def fire(self, fires: Sequence[Fire]) -> Sequence[Fired]:
         """Fire rows under the fence."""
         keyring = self._keyring
-        sealed = [replace(each, sends=tuple(encrypted_message(m, keyring) for m in each.sends)) for each in fires]
+        sealed = [
+            replace(
+                each,
+                sends=tuple(encrypted_message(message, keyring) for message in each.sends),
+                jobs=tuple(encrypted_job(job, keyring) for job in each.jobs),
+            )
+            for each in fires
+        ]
         return await self._inner.fire(sealed)
 
     async def get(self, key: str) -> ScheduleRow | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coterie.storage import statements
 from coterie.storage.contracts.schedules import DueSchedules, ScheduleRow, end_of
-from coterie.storage.postgres.batch.sends import message_columns
+from coterie.storage.postgres.batch.sends import job_columns, message_columns
 from coterie.storage.postgres.store import PostgresStore
 from coterie.storage.unreadable_rows import readable
 
@@ -59,6 +59,8 @@ class PostgresSchedules(PostgresStore):
         ]
         sends = [(number, message) for number, each in enumerate(fires, 1) for message in each.sends]
         columns += [[number for number, _ in sends], *message_columns([message for _, message in sends])]
+        jobs = [(number, job) for number, each in enumerate(fires, 1) for job in each.jobs]
+        columns += [[number for number, _ in jobs], *job_columns([job for _, job in jobs])]
         told: dict[int, Fired] = dict(cast("Any", await self._write("fire_schedules", runner, *columns)))
         return [told[number] for number in range(1, len(fires) + 1)]
 

@@ -12,6 +12,7 @@ from coterie.storage import statements
 from coterie.storage.contracts.schedules import DueSchedules, NewSchedule, ScheduleRow, end_of
 from coterie.storage.sqlite import message_writes, states
 from coterie.storage.sqlite.database import snapshot
+from coterie.storage.sqlite.jobs import inserts
 from coterie.storage.sqlite.store import LAST_NS, SqliteStore, ago_ns, bindings, encoded, reads, to_struct, writes
 from coterie.storage.unreadable_rows import readable
 
@@ -112,6 +113,7 @@ def _fire(connection: apsw.Connection, scope: Scope, fire: Fire, *, is_held: boo
     if fire.asks is not None and connection.execute(SQL["busy"], bindings(scope, id=fire.asks)).get:
         return "busy"
     message_writes.require_sent(connection, scope, fire.sends)
+    inserts.store(connection, scope, fire.jobs)
     if fire.is_over:
         connection.execute(SQL["remove"], names)
     else:

@@ -19,6 +19,8 @@ select clock.now, seats.seat as of_seat, (
     limit 1
 ) as later_at, r.*, exists (
     select from coterie.messages as m where m.cluster = $1 and m.id = r.last_id and m.status = 0
+    union all
+    select from coterie.jobs as j where j.cluster = $1 and j.id = r.last_id and j.ended_at is null
 ) as is_busy
 from clock cross join seats left join lateral (
     select
@@ -33,7 +35,7 @@ from clock cross join seats left join lateral (
 order by r.next_at, r.key;
 
 -- name: fire_schedules
--- Store the messages of rows that are due, and move the rows on. Returns the result of each member, by number.
+-- Store the messages and jobs of rows that are due, and move the rows on. Returns the result of each member, by number.
 with items as materialized (
     select * from unnest(
         $3::text[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[], $8::timestamptz[], $9::timestamptz[],
@@ -46,13 +48,18 @@ with items as materialized (
         $15::bigint[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[], $21::bytea[], $22::text[],
         $23::bytea[], $24::text[], $25::timestamptz[], $26::float8[], $27::text[]
     ) as u (n, id, seat, entity_type, entity_id, method, payload, key, digest, trace_id, due_at, delay_s, tags)
+), new_jobs as materialized (
+    select * from unnest(
+        $28::bigint[], $29::text[], $30::text[], $31::text[], $32::text[], $33::text[], $34::bytea[], $35::text[],
+        $36::bytea[], $37::int[], $38::float8[], $39::text[], $40::timestamptz[], $41::float8[]
+    ) as u (n, id, seat, part, task, fingerprint, payload, key, digest, priority, age_s, trace_id, due_at, delay_s)
 ), /* include fence (s.name, s.epoch) */, judged as materialized (
     select i.*, r.place, case
         when held.name is null then 'fenced'
         when r.place is null or r.life <> i.life or r.stamp <> i.stamp or r.seat <> i.seat or r.paused_at is not null
             then 'changed'
         when i.due_at > clock_timestamp() then 'early'
-        when m.status = 0 then 'busy'
+        when m.status = 0 or b.is_open then 'busy'
     end as outcome
     from items as i
         left join held on held.name = i.seat and held.epoch = i.epoch
@@ -63,6 +70,10 @@ with items as materialized (
         left join lateral (
             select status from coterie.messages where i.asks is not null and cluster = $1 and id = i.asks offset 0
         ) as m on true
+        left join lateral (
+            select ended_at is null as is_open
+            from coterie.jobs where i.asks is not null and cluster = $1 and id = i.asks offset 0
+        ) as b on true
     order by i.key
 ), moved as (
     update coterie.schedules as r
@@ -86,6 +97,17 @@ with items as materialized (
     where j.outcome is null
     order by s.id
     on conflict do nothing -- what an earlier try has sent [M4]
+), sent_jobs as (
+    insert into coterie.jobs
+        (cluster, id, seat, part, task, fingerprint, payload, digest, priority, sent_at, due_at, rank_at, state)
+    select
+        $1, s.id, s.seat, s.part, s.task, s.fingerprint, s.payload, s.digest, s.priority, statement_timestamp(),
+        statement_timestamp(),
+        statement_timestamp() - make_interval(secs => least(greatest(s.priority * s.age_s, -9e9), 9e9)), 1
+    from new_jobs as s join judged as j on j.n = s.n
+    where j.outcome is null
+    order by s.id
+    on conflict do nothing
 )
 select j.n, case
     when j.outcome is not null then j.outcome
@@ -100,6 +122,8 @@ select
     key, seat, life, definition, target, entity_type, entity_id, method, payload, since_at, next_at, stamp, last_at,
     last_id, paused_at, outcomes, exists (
         select from coterie.messages as m where m.cluster = $1 and m.id = r.last_id and m.status = 0
+        union all
+        select from coterie.jobs as j where j.cluster = $1 and j.id = r.last_id and j.ended_at is null
     ) as is_busy
 from coterie.schedules as r
 where cluster = $1 and key = $2;

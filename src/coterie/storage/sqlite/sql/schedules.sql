@@ -6,6 +6,8 @@ select
     key, seat, life, definition, target, entity_type, entity_id, method, payload, since_at_ns, next_at_ns, stamp, last_at_ns,
     last_id, paused_at_ns, outcomes, exists (
         select 1 from messages as m where m.cluster = :cluster and m.id = r.last_id and m.status = 0
+        union all
+        select 1 from jobs as j where j.cluster = :cluster and j.id = r.last_id and j.ended_at_ns is null
     )
 from schedules as r indexed by schedules_due
 where cluster = :cluster and seat = :seat and next_at_ns <= :now_ns and paused_at_ns is null
@@ -26,6 +28,8 @@ select
     key, seat, life, definition, target, entity_type, entity_id, method, payload, since_at_ns, next_at_ns, stamp, last_at_ns,
     last_id, paused_at_ns, outcomes, exists (
         select 1 from messages as m where m.cluster = :cluster and m.id = r.last_id and m.status = 0
+        union all
+        select 1 from jobs as j where j.cluster = :cluster and j.id = r.last_id and j.ended_at_ns is null
     )
 from schedules as r
 where cluster = :cluster and key = :key;
@@ -77,8 +81,10 @@ where cluster = :cluster and key = :key and life = :was_life and stamp = :was_st
 select life, stamp, seat, paused_at_ns is not null from schedules where cluster = :cluster and key = :key;
 
 -- name: busy
--- Whether a message is not over: one row if so.
-select 1 from messages where cluster = :cluster and id = :id and status = 0;
+-- Whether a message or job is not over: one row if so.
+select 1 from messages where cluster = :cluster and id = :id and status = 0
+union all
+select 1 from jobs where cluster = :cluster and id = :id and ended_at_ns is null;
 
 -- name: fire
 -- A row moves on.
