@@ -396,6 +396,15 @@ async def test_starts_follow_the_rate() -> None:
         assert all(len(batch) == 1 for batch in bench.store.batches)
 
 
+async def test_a_token_that_comes_right_after_it_was_looked_for_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, looks = TokenBucket.whole, iter([0])
+    async with Bench(FakeStore(rate=1000.0, burst=5.0)) as bench:
+        await bench.quiet()
+        monkeypatch.setattr(TokenBucket, "whole", lambda bucket, now_s: next(looks, whole(bucket, now_s)))
+        bench.send(head("a"))
+        await bench.until(lambda: bench.begun() == ["a"])
+
+
 def test_tokens_come_back_with_time_and_not_beyond_the_burst() -> None:
     bucket = TokenBucket()
     assert (bucket.whole(0.0), bucket.wait_s(0.0)) == (None, 0.0)

@@ -151,6 +151,8 @@ class Dispatcher(LoopOccupant):
         self.lanes = Lanes(is_picky=self.slots.is_picky)
         self.claimed = ClaimedJobs()
         self.is_blocked = False
+        self._lacks_token = False
+        """Whether the last look for jobs ended for want of a token."""
         self._waiters = JobWaiters()
         self._bucket = TokenBucket()
         self._definition = definition
@@ -378,7 +380,7 @@ class Dispatcher(LoopOccupant):
         row, now_s = self.row, _now_s()
         assert row is not None, "it was read"
         self.slots.now_s = now_s
-        self.is_blocked = False
+        self.is_blocked = self._lacks_token = False
         if not len(self.lanes):
             return ()
         most = _CLAIM_MOST
@@ -388,6 +390,7 @@ class Dispatcher(LoopOccupant):
         picks: Sequence[Pick] = ()
         if row.paused_at is None and most > 0 and self.tenure.may_start:
             if tokens == 0:
+                self._lacks_token = True
                 return ()
             picks = self.lanes.pick(most if tokens is None else min(most, tokens), self.now_s(), self.slots.place)
         self.is_blocked = not picks
@@ -398,7 +401,8 @@ class Dispatcher(LoopOccupant):
         if self.row is None or self.row.paused_at is not None or not len(self.lanes):
             return None
         now_s = _now_s()
-        waits = [self._bucket.wait_s(now_s)] if self._bucket.whole(now_s) == 0 else []
+        # A token may have come since it was looked for: then there is nothing to wait for, and nobody else says so.
+        waits = [self._bucket.wait_s(now_s)] if self._lacks_token else []
         suspect_s = self.slots.next_suspect_s()
         if suspect_s is not None:
             waits.append(suspect_s - now_s)
