@@ -140,7 +140,7 @@ class Cluster(Definitions):
         from coterie.tasks.api import Jobs
 
         program = self._program
-        return Jobs(self._acting, self._writing, lambda: program.tasks, lambda: program.job_caller)
+        return Jobs(self._acting, self._writing, lambda: program.tasks)
 
     @cached_property
     def queues(self) -> Queues:

@@ -10,13 +10,13 @@ import msgspec
 
 from coterie.entities.idempotency_key import shown_key
 from coterie.entities.persisted.api import FailedAttempt, plain_value, told_reply
-from coterie.errors import InvalidArgument, MessageExpired
+from coterie.errors import MessageExpired
 from coterie.kernel import spans
 from coterie.kernel.durations import Duration, to_seconds
 from coterie.kernel.ids import MessageId, Seat
 from coterie.kernel.text import require_text
 from coterie.storage.contracts.jobs import JOB_STATES, JobFilter, JobState
-from coterie.tasks.task import Job
+from coterie.tasks.edit import send_edited_job
 from coterie.work.tags import tag_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from coterie.client import Client
     from coterie.storage.contracts.jobs import JobProgress, JobRow
     from coterie.tasks.registry import TaskRegistry
-    from coterie.tasks.sender import JobCaller
 
 log = logging.getLogger("coterie.tasks")
 
@@ -95,7 +94,6 @@ class Jobs:
         acting: Returns the runner or client to act through.
         writing: Likewise, for a write; called with its name.
         tasks: The tasks of this program.
-        caller: Sends jobs.
     """
 
     def __init__(
@@ -103,12 +101,10 @@ class Jobs:
         acting: Callable[[], Client],
         writing: Callable[[str], Client],
         tasks: Callable[[], TaskRegistry],
-        caller: Callable[[], JobCaller],
     ) -> None:
         self._acting = acting
         self._writing = writing
         self._tasks = tasks
-        self._caller = caller
 
     async def list(
         self,
@@ -177,25 +173,18 @@ class Jobs:
 
         Args:
             id: The id of the dead job.
-            arguments: All arguments by name, as plain values.
+            arguments: All arguments by name, as plain values; a program that has the task checks them.
 
         Raises:
             MessageExpired: It does not exist.
             InvalidArgument: It is not dead.
             MalformedMessage: The arguments do not fit.
             KeyConflict: It was edited before, with other arguments.
-            ValueError: This program does not have its task.
+            RunnerUnavailable: No program at hand has its task: neither this one, nor that of a runner.
         """
-        self._writing("cluster.jobs.edit")
-        row = await self._row(id)
-        if row.state != "dead":
-            problem = "only dead jobs are sent again with other arguments"
-            raise InvalidArgument(what=f"job {row.id}", value=row.state, problem=problem)
-        task = self._tasks().named(row.task)
-        job: Job[Any] = Job(task, task.arguments.from_json(msgspec.json.encode(dict(arguments))), self._caller())
-        job.mark_sent()
-        job.key, job.tags = f"edit of {row.id}", tuple(sorted(row.tags.items()))  # the dead one keeps its own key
-        return await self._caller().send(job, at=None, delay_s=0.0, priority=row.priority)
+        here, row = self._writing("cluster.jobs.edit"), await self._row(id)
+        encoded, within_s = msgspec.json.encode(dict(arguments)), here.calling.within_s(None)
+        return await send_edited_job(here, row, encoded, known=self._tasks().known, within_s=within_s)
 
     async def purge(
         self,

@@ -21,6 +21,7 @@ from coterie.tasks.frames import (
     LOOK,
     NOT_MINE,
     Assignment,
+    EditJob,
     JobCancel,
     JobQuestion,
     JobsOver,
@@ -95,6 +96,14 @@ class HolderPort(Protocol):
         ...
 
 
+class EditorPort(Protocol):
+    """What sends edited jobs of the program of this runner."""
+
+    async def edit(self, frame: EditJob, /) -> str | None:
+        """The id of the new job; None: its task is unknown here."""
+        ...
+
+
 class ExchangingProcess(Protocol):
     """The process whose frames are exchanged: a client or a runner."""
 
@@ -116,6 +125,8 @@ class JobExchange:
         """Runs jobs; None: this process runs none."""
         self.holder: HolderPort | None = None
         """Holds seats of queues; None: this process holds none."""
+        self.editor: EditorPort | None = None
+        """Sends edited jobs; None: this process has no tasks."""
         self._here = here
         self._transport: Transport | None = None
         self._tasks = Tasks("jobs/bring")
@@ -303,8 +314,18 @@ class JobExchange:
                 self.holder.wait(frame, request.reply)
         elif isinstance(frame, SlotsQuestion):
             request.reply(b"" if self.worker is None else encode(self.worker.slots(request.peer, frame)))
+        elif isinstance(frame, EditJob):
+            self._tasks.spawn(self._edit(request, frame), name=f"edit {frame.id}")
         else:
             request.fail(*MalformedMessage(what="a question about jobs", problem="it is unknown here").to_wire())
+
+    async def _edit(self, request: Request, frame: EditJob) -> None:
+        try:
+            sent = None if self.editor is None else await self.editor.edit(frame)
+        except CoterieError as error:
+            request.fail(*error.to_wire())
+        else:
+            request.reply((sent or "").encode())
 
     def on_cancel(self, request: Request) -> None:
         """Nobody waits for the answer any more."""

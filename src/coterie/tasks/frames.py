@@ -7,6 +7,7 @@
     runner ── JobsOver ─────────▶ holder       their bodies have ended; what is free now
     sender ── JobCancel ────────▶ runner       look at the claim of this job now
     operator ─ QueueChanged ────▶ holder       read the queue's row now
+    operator ─ EditJob ═════════▶ runner       answered with the id of the job that it has sent
 
 ═══ is a request, ─── a notice. Every frame is only a hint: what is lost is found in storage. In one process the same
 structs are passed to the same functions.
@@ -138,7 +139,16 @@ class QueueChanged(Struct, array_like=True, tag=7, frozen=True):
     seat: Name
 
 
-Frame = JobsSent | SlotsQuestion | Assignment | JobsOver | JobQuestion | JobCancel | QueueChanged
+class EditJob(Struct, array_like=True, tag=8, frozen=True):
+    """Send a dead job again with other arguments. The answer is the new one's id; empty: its task is unknown here."""
+
+    id: Name
+    task: Name
+    arguments: bytes
+    """A JSON map by parameter name."""
+
+
+Frame = JobsSent | SlotsQuestion | Assignment | JobsOver | JobQuestion | JobCancel | QueueChanged | EditJob
 
 encode = msgspec.msgpack.Encoder().encode
 _decode: Callable[[bytes], Frame] = msgspec.msgpack.Decoder(Frame).decode

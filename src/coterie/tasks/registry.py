@@ -12,6 +12,7 @@ from coterie.ownership.admission import Definition
 from coterie.tasks.definition import SEATS, Queue, define, define_queue
 from coterie.tasks.dispatcher.dispatcher import Dispatcher
 from coterie.tasks.dispatcher.slots import Loads
+from coterie.tasks.edit import JobEditor
 from coterie.tasks.frames import NOT_MINE
 from coterie.tasks.worker.worker import JobWorker
 from coterie.work.definition import refusal
@@ -100,6 +101,7 @@ class TaskRegistry(Registry["TaskType"]):
     def occupants(self, runner: Runner) -> Occupy:
         """Occupy the seats of queues that a runner holds, and run the jobs that are claimed for it."""
         runner.beside(JobWorker(runner, self.known, runner.jobs))
+        runner.jobs.editor = JobEditor(runner, self.known)
         return super().occupants(runner)
 
     def _held(self, runner: Runner) -> HeldQueues:

@@ -6,6 +6,7 @@ from collections import Counter
 from datetime import datetime  # noqa: TC003 msgspec reads annotations at run time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from coterie.kernel.text import require_text
@@ -14,6 +15,7 @@ from coterie.observe.jobs.filter import ENDED, choose_jobs, word_of
 from coterie.observe.jobs.queues import name_of, rate_text
 from coterie.schedules.api import Schedules
 from coterie.tasks.definition import count_of, rate_of
+from coterie.tasks.edit import send_edited_job
 from coterie.web.act_plan import ActBody, Done, Plan, counted
 from coterie.web.details import job_filter_of
 from coterie.web.responses import HttpRefusal
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 JOBS_MOST = 1_000
 """Jobs that one act retries or deletes; another one does the rest."""
 _COUNTED_MOST = 10_000
+_EDIT_S = 10.0
+"""How long to wait for a runner that sends an edited job."""
 
 
 class QueueBody(ActBody):
@@ -65,6 +69,13 @@ class JobBody(ActBody):
     id: str
 
 
+class EditJobBody(ActBody):
+    """A dead job, and the arguments that it should have had."""
+
+    id: str
+    arguments: dict[str, Any]
+
+
 class ScheduleBody(ActBody):
     """A schedule by its name."""
 
@@ -95,6 +106,7 @@ def plans(web_view: WebView) -> Mapping[str, tuple[type[ActBody], Callable[[Clie
         "limits": (LimitsBody, _limits),
         "retry-jobs": (JobsBody, jobs.retry),
         "purge-jobs": (JobFilterBody, jobs.purge),
+        "edit-job": (EditJobBody, jobs.edit),
         "cancel-job": (JobBody, _cancel_job),
         "pause-schedule": (ScheduleBody, _pause_schedule),
         "resume-schedule": (ScheduleBody, _resume_schedule),
@@ -229,6 +241,22 @@ class _JobActs:
         will = f"deletes {told} for good: {chosen}{more}" if count else "deletes nothing: no job matches"
         return Plan(f"jobs: {chosen}", will, count, do)
 
+    async def edit(self, here: Client, body: EditJobBody) -> Plan:
+        """Send a dead job again with other arguments, as a new one. The dead one stays."""
+        if self._web_view.redacted:
+            raise HttpRefusal(403, "arguments are hidden by the setting redact", "retry sends them as they are")
+        dead = await _job(here, body.id)
+        if dead.state != "dead":
+            raise HttpRefusal(409, f"job {dead.id} is {word_of(dead)}", "only dead jobs are sent anew")
+
+        async def do() -> Done:
+            arguments = msgspec.json.encode(body.arguments)
+            sent = await send_edited_job(here, dead, arguments, within_s=_EDIT_S)
+            return Done(f"{dead.task} is sent as job {sent}; job {dead.id} stays dead until it is purged")
+
+        will = f"sends {dead.task} with these arguments as a new job; the dead one stays until it is purged"
+        return Plan(f"job {dead.id}", will, 1, do)
+
 
 def _summed(found: Sequence[JobRow]) -> str:
     """`send_email`, or `send_email and 2 other tasks`."""
@@ -238,10 +266,7 @@ def _summed(found: Sequence[JobRow]) -> str:
 
 async def _cancel_job(here: Client, body: JobBody) -> Plan:
     """Cancel a job: nothing of it will commit."""
-    rows = await here.storage.jobs.look([require_text(body.id, what="id")])
-    if not rows:
-        raise HttpRefusal(404, f"there is no job {body.id[:40]!r}, or none any more")
-    (row,) = rows
+    row = await _job(here, body.id)
     if row.ended_at is not None:
         raise HttpRefusal(409, f"job {row.id} is over: {word_of(row)}")
 
@@ -251,6 +276,13 @@ async def _cancel_job(here: Client, body: JobBody) -> Plan:
 
     runs = "; its body, which runs, is cancelled" if row.state == "claimed" else ""
     return Plan(f"job {row.id}", f"cancels the job of {row.task}: nothing of it will commit{runs}", 1, do)
+
+
+async def _job(here: Client, id: str) -> JobRow:
+    rows = await here.storage.jobs.look([require_text(id, what="id")])
+    if not rows:
+        raise HttpRefusal(404, f"there is no job {id[:40]!r}, or none any more")
+    return rows[0]
 
 
 # Schedules

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.unit.cli.command_runner import coterie, require_golden, transcript
+from coterie import Cluster, MessageId, Retry
+from coterie.errors import RunnerUnavailable
+from coterie.storage.contracts.jobs import JobInsert
+from coterie.tasks.edit import send_edited_job
+from coterie.tasks.task import Task
+from tests.contract.jobs import job
+from tests.unit.cli.command_runner import SHARDS, coterie, require_golden, transcript
+from tests.unit.cli.stored_cluster import Stored
 from tests.unit.cli.stored_jobs import DEAD, DONE, LATER, OTHER, PARKED, RUNS, WAITS, StoredJobs, id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.unit.cli.command_runner import Said
@@ -194,3 +202,109 @@ def test_the_status_has_queues_and_dead_jobs(ask: Ask) -> None:
     assert "QUEUE" in said.out
     assert "2 dead jobs: coterie jobs list --state dead" in said.out
     assert "queue one: 1 job parked: no runner has task send_email" in said.out
+
+
+def mail_program(url: str, name: str) -> Cluster:
+    """A runner whose task refuses most tenants."""
+    cluster = Cluster(url, runner_name=name, shards=SHARDS, http_listen=None, lease_ttl="30s")
+    emails = cluster.queue("emails", concurrency=2)
+
+    @cluster.task(queue=emails, retry=Retry(attempts=1))
+    async def send_email(tenant: str, copies: int) -> str:
+        if tenant != "acme":
+            raise ConnectionRefusedError(f"no mailbox of {tenant}")
+        return f"{copies} to {tenant}"
+
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def mails(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    """One runner, web-1, that runs jobs."""
+    running = Stored(f"sqlite:///{tmp_path_factory.mktemp('cli') / 'mails.db'}", mail_program)
+    try:
+        running.start("web-1")
+        yield running
+    finally:
+        running.do(running._stop())
+
+
+def dead_mail(mails: Stored) -> str:
+    """A job that is dead; its id."""
+
+    async def send() -> str:
+        sent = await mails.cluster.send(_task(mails.cluster).job("beta", 1), tags={"order": "7"})
+
+        async def is_dead() -> bool:
+            return (await mails.cluster.jobs.show(sent)).state == "dead"
+
+        await mails.until(is_dead)
+        return str(sent)
+
+    return str(mails.do(send()))
+
+
+def _task(cluster: Cluster) -> Task[..., Any, Any]:
+    return Task(cluster._program.tasks.named("send_email"), cluster._program.job_caller)
+
+
+def test_a_dead_job_is_sent_again_with_other_arguments(mails: Stored, capsys: pytest.CaptureFixture[str]) -> None:
+    """A runner that has the task checks them: the command has no tasks."""
+    dead = dead_mail(mails)
+
+    def edit(arguments: str, *options: str) -> Said:
+        return coterie(capsys, "jobs", "edit", dead, "--args", arguments, "--url", mails.url, *options)
+
+    assert edit('{"tenant": "acme", "copies": 2}').code == 1, "no terminal to ask"
+    wrong = edit('{"tenant": "acme", "copies": "many"}', "--yes")
+    assert (wrong.code, "copies" in wrong.err) == (1, True)
+    said = json.loads(edit('{"tenant": "acme", "copies": 2}', "--yes", "--json").out)
+    assert said["dead"] == dead
+    again = json.loads(edit('{"tenant": "acme", "copies": 2}', "--yes", "--json").out)
+    assert again["sent"] == said["sent"], "repeated, it is the same job"
+    other = edit('{"tenant": "acme", "copies": 3}', "--yes")
+    assert other.code == 1
+    sent: MessageId[Any] = MessageId(said["sent"])
+    assert mails.do(mails.cluster.result(sent)) == "2 to acme"
+    shown = json.loads(coterie(capsys, "jobs", "show", said["sent"], "--url", mails.url, "--json").out)
+    assert (shown["state"], shown["reply"], shown["tags"]) == ("done", "2 to acme", {"order": "7"})
+    over = coterie(capsys, "jobs", "edit", said["sent"], "--args", "{}", "--url", mails.url, "--yes")
+    assert (over.code, "only dead jobs are sent again" in over.err) == (1, True)
+    acts = json.loads(coterie(capsys, "activity", "--url", mails.url, "--json").out)
+    assert {"edit-job"} == {each["act"] for each in acts}
+
+
+def test_a_dead_job_is_not_sent_while_no_runner_can_be_reached(ask: Ask) -> None:
+    said = ask("jobs", "edit", id_of(DEAD), "--args", "{}", "--yes")
+    assert (said.code, said.out) == (1, "")
+    assert "cannot be reached" in said.err, "the one that there is has no address"
+
+
+def test_a_job_of_a_task_that_no_runner_has_is_not_sent(mails: Stored, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = mails.cluster._acting().storage
+
+    async def die() -> str:
+        other = job(1, seat="queue:emails", task="forgotten")
+        await storage.jobs.insert(JobInsert((other,)))
+        await storage.jobs.cancel(other.id, reply=b"")
+        return other.id
+
+    over = coterie(capsys, "jobs", "edit", mails.do(die()), "--args", "{}", "--url", mails.url, "--yes")
+    assert (over.code, "only dead jobs" in over.err) == (1, True)
+    row = replace(mails.do(storage.jobs.look([id_of(1)]))[0], state="dead")
+    with pytest.raises(RunnerUnavailable, match="no runner's program has task forgotten"):
+        mails.do(send_edited_job(mails.cluster._acting(), row, b"{}", within_s=10))
+
+
+def test_a_paused_queue_starts_nothing_until_it_is_resumed(mails: Stored, capsys: pytest.CaptureFixture[str]) -> None:
+    """T9, on a runner."""
+    assert coterie(capsys, "queues", "pause", "emails", "--url", mails.url, "--yes").code == 0
+
+    async def send() -> MessageId[str]:
+        return await mails.cluster.send(_task(mails.cluster).job("acme", 5))
+
+    sent = mails.do(send())
+    shown = json.loads(coterie(capsys, "queues", "show", "emails", "--url", mails.url, "--json").out)
+    assert (shown["waiting"], shown["running"], shown["runners"]) == (1, 0, ["web-1"])
+    assert coterie(capsys, "queues", "resume", "emails", "--url", mails.url, "--yes").code == 0
+    assert mails.do(mails.cluster.result(sent)) == "5 to acme"

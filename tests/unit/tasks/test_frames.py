@@ -9,6 +9,7 @@ from coterie.storage.contracts.jobs import JobDelivery, JobHead
 from coterie.tasks import frames
 from coterie.tasks.frames import (
     Assignment,
+    EditJob,
     JobCancel,
     JobOver,
     JobQuestion,
@@ -37,6 +38,7 @@ FRAMES: list[frames.Frame] = [
     JobQuestion("1", "queue:mail"),
     JobCancel("1", 3),
     QueueChanged("queue:mail"),
+    EditJob("1", "send_email", b'{"to": "ann"}'),
 ]
 
 

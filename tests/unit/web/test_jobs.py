@@ -98,6 +98,7 @@ async def test_nothing_of_the_program_is_shown_if_it_is_redacted(tmp_path: Path)
         for query in ({"tag": "order=1"}, {"key": "m-1"}, {"error": "Smtp"}):
             assert (await http.get("/api/jobs", params=query)).status_code == 403
         assert (await post(http, "retry-jobs", {"filter": {"error": "Smtp"}})).status_code == 403
+        assert (await post(http, "edit-job", {"id": id_of(DEAD), "arguments": {}})).status_code == 403
 
 
 async def test_queues_are_paused_and_limited(tmp_path: Path) -> None:
@@ -133,6 +134,11 @@ async def test_dead_jobs_run_again_others_are_cancelled_or_deleted(tmp_path: Pat
         assert await found(http, state="dead") == [OTHER]
         nothing = await post(http, "retry-jobs", {"ids": [id_of(DONE)]}, preview=True)
         assert nothing.json() == {"will": "runs nothing again: no dead job matches", "count": 0}
+        edit = {"id": id_of(OTHER), "arguments": {"picture": "a.png"}}
+        before = (await post(http, "edit-job", edit, preview=True)).json()
+        assert before["will"].startswith("sends resize with these arguments as a new job")
+        assert (await post(http, "edit-job", edit)).status_code == 503, "no runner can be reached"
+        assert (await post(http, "edit-job", {**edit, "id": id_of(DONE)})).status_code == 409
         before, _ = await done(http, "cancel-job", {"id": id_of(RUNS)})
         assert before["will"].endswith("nothing of it will commit; its body, which runs, is cancelled")
         assert (await got(http, "job", id=id_of(RUNS)))["job"]["cancelling"]

@@ -22,6 +22,7 @@ from coterie.cli.client import (
     one_line,
     refuse,
 )
+from coterie.cli.commands.call import payload_of
 from coterie.cli.commands.messages import parse_qualifiers
 from coterie.cli.output import Screen, as_json, echo, lasting, plain, plural, safe
 from coterie.cli.progress import ProgressLine
@@ -39,6 +40,7 @@ from coterie.observe.jobs.filter import (
     told_job_whole,
     word_of,
 )
+from coterie.tasks.edit import require_dead, send_edited_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,6 +55,8 @@ _COUNTED_MOST = 100_000
 """Counting further would take too long."""
 _BATCH = 1_000
 """Jobs that one statement deletes or revives."""
+_EDIT_S = 10.0
+"""How long to wait for a runner that sends an edited job."""
 _RETRY_MOST = 10_000
 """Jobs chosen by more than storage can apply, that one command runs again: run the command again for the rest."""
 _filter = click.option(
@@ -143,6 +147,35 @@ async def retry(ctx: ClientCommand, ids: tuple[str, ...], *, text: str | None, y
         act.result = f"{plural(revived, 'job')} run again"
     rest = "; there may be more: repeat it" if len(rows) == _RETRY_MOST else ""
     ctx.answer({"retried": revived}, f"{act.result}{rest}; to follow them: coterie jobs list")
+
+
+@command.command()
+@click.argument("id")
+@click.option("--args", "arguments", required=True, metavar="JSON", help="All its arguments, by name.")
+@confirmable
+@client_command
+async def edit(ctx: ClientCommand, id: str, *, arguments: str, yes: bool, dry_run: bool) -> None:
+    """Send a dead job again with other arguments, as a new job. The dead one stays.
+
+    A runner that has the task checks the arguments.
+
+    \b
+    Example:
+      coterie jobs edit ja3f0c5e1d2b4a6987c0d1e2f3a4b5c6d --args '{"tenant": "acme", "mail": "m-7"}' --yes
+    """
+    payload, dead = payload_of(arguments), await _found(ctx, id)
+    try:
+        require_dead(dead)
+    except InvalidArgument as error:
+        refuse(error.message, hint="coterie jobs list --state dead shows which are")
+    what = f"{dead.task} will be sent with these arguments as a new job; job {dead.id} stays dead"
+    if not confirmed(what, "send it?", yes=yes, dry_run=dry_run):
+        return
+    async with ctx.act("edit-job", f"job {dead.id}") as act:
+        sent = await send_edited_job(ctx.here, dead, payload, within_s=_EDIT_S)
+        act.result = f"{dead.task} is sent as job {sent}"
+    text = f"sent {dead.task} as job {sent}; job {dead.id} stays dead until it is purged"
+    ctx.answer({"sent": str(sent), "dead": dead.id}, f"{text}\nto follow it: coterie jobs show {sent}")
 
 
 @command.command()

@@ -105,13 +105,13 @@ function queueDetail(params, row) {
       ["expected", row.expected_wait_s !== null && `none waits longer than ${duration(row.expected_wait_s)}`],
       ["running", row.concurrency === null ? count(row.running) : `${count(row.running)} of ${count(row.concurrency)}`],
       ["limits", limits(row)],
-      ["scheduled", row.scheduled && count(row.scheduled)],
-      ["parked", row.parked && count(row.parked)],
-      ["dead", row.dead && count(row.dead)],
+      ["scheduled", row.scheduled > 0 && count(row.scheduled)],
+      ["parked", row.parked > 0 && count(row.parked)],
+      ["dead", row.dead > 0 && count(row.dead)],
       ["group", name(row.group)],
+      ["jobs", isNamed && [h("a", { href: link("jobs", { filter: `queue:${quoted(row.name)}`, queue: row.name }) }, "all that are not over"), row.dead > 0 && [", ", h("a", { href: link("jobs", { filter: `queue:${quoted(row.name)} state:dead`, queue: row.name }) }, "dead ones")]]],
       ["held by", row.runners.length ? row.runners.map((each, at) => [at ? ", " : "", runner(each)]) : "nobody"],
     ]),
-    isNamed && h("p", null, h("a", { href: link("jobs", { filter: `queue:${quoted(row.name)}`, queue: row.name }) }, "its jobs"), row.dead > 0 && [" · ", h("a", { href: link("jobs", { filter: `queue:${quoted(row.name)} state:dead`, queue: row.name }) }, "its dead jobs")]),
     acts(pauseOrResume(row), isNamed && row.is_set && actButton("Reset the limits …", `Reset the limits of ${row.name.slice(0, 60)}`, "limits", { queue: row.name, reset: true })),
     isNamed && mayAct() && limitForm(row));
 }
@@ -270,7 +270,7 @@ function shown(job) {
       !ended && actButton("Cancel …", "Cancel the job", "cancel-job", { id: job.id }, { danger: true }),
     ),
     h("h3", null, "Arguments"),
-    job.arguments === undefined ? h("p", { class: "dim" }, "The arguments are hidden by a setting.") : block(json(job.arguments), "arguments"),
+    job.arguments === undefined ? h("p", { class: "dim" }, "The arguments are hidden by a setting.") : dead && mayAct() ? editor(job) : block(json(job.arguments), "arguments"),
     job.reply !== null && job.reply !== undefined && [h("h3", null, "Result"), block(json(job.reply), "result")],
     h("h3", null, "Failed attempts"),
     table({
@@ -285,6 +285,31 @@ function shown(job) {
       empty: h("p", { class: "dim" }, "None."),
     }),
   ];
+}
+
+let edited = { id: null, problem: "" };
+
+/** The arguments of a dead job, to be sent again as a new one. */
+function editor(job) {
+  const read = () => {
+    const text = document.getElementById("arguments").value;
+    try {
+      edited = { id: job.id, problem: "" };
+      return { id: job.id, arguments: JSON.parse(text) };
+    } catch (error) {
+      edited = { id: job.id, problem: `this is no JSON: ${error.message}` };
+      app.invalidate();
+      return null;
+    }
+  };
+  return h(
+    "div",
+    { class: "editor", key: `editor-${job.id}` },
+    h("label", { for: "arguments", class: "dim" }, "Change them and send the job again, as a new one; this one stays as it is."),
+    h("textarea", { id: "arguments", rows: String(Math.min(16, json(job.arguments).split("\n").length + 1)), spellcheck: "false", value: JSON.stringify(job.arguments, null, 2) }),
+    edited.id === job.id && edited.problem && h("p", { class: "failed", role: "alert" }, state("bad", edited.problem)),
+    actButton("Send as a new job …", "Send the changed job", "edit-job", read),
+  );
 }
 
 /** The first lines of the error of an attempt, which opens to all there is. */

@@ -31,8 +31,8 @@ function view() {
     section("Leaders", { class: "half" }, leaders(seen)),
     section("Next", { class: "half" }, next(seen)),
     section("Calls", { class: "half", aside: legend(seen) }, app.samples.at.length < 2 ? loading("the first figures") : callsChart()),
-    seen.queues.size > 0 && section("Queues", { class: "wide" }, queueTable(rows(seen.queues, (row) => row.name))),
     section("Failed lately", { class: "half" }, failures(seen)),
+    seen.queues.size > 0 && section("Queues", { class: "wide" }, queueTable(rows(seen.queues, (row) => row.name))),
     section("Runners", { class: "wide" }, runners(seen)),
     section("Lately", { class: "wide" }, lately()),
   );
