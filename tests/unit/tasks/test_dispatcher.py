@@ -181,6 +181,19 @@ async def test_an_end_that_comes_before_the_answer_to_its_claim_counts() -> None
         assert bench.dispatcher.facts().claimed == 0
 
 
+async def test_a_comparison_while_a_claim_is_under_way_counts_no_job_twice() -> None:
+    async with Bench(FakeStore(partition_concurrency=2)) as bench:
+        bench.store.gate.clear()
+        bench.send(head("1", "acme"))
+        await bench.until(lambda: bench.store.claimed)
+        await bench.dispatcher.upkeep.compare()
+        bench.store.gate.set()
+        await bench.until(bench.begun)
+        assert bench.dispatcher.lanes.claimed("acme") == 1
+        bench.over("1")
+        assert bench.dispatcher.lanes.claimed("acme") == 0
+
+
 # What storage refuses
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from coterie.storage.contracts.jobs import JobHead, RunningJob
 
@@ -85,12 +85,12 @@ class ClaimedJobs:
         self._since = self._number
         self._over.clear()
 
-    def compare(self, rows: Iterable[RunningJob]) -> Comparison:
-        """Take over what was read."""
+    def compare(self, rows: Iterable[RunningJob], *, but: Container[str] = ()) -> Comparison:
+        """Take over what was read, but for jobs that are just being claimed: they are counted already."""
         since, self._since = self._since, None
         assert since is not None, "a read was begun"
         found = Comparison([], [], [])
-        stored = {row.id: row for row in rows}
+        stored = {row.id: row for row in rows if row.id not in but}
         for known in list(self._jobs.values()):
             if known.id not in stored and known.number <= since:
                 found.gone.append(self._jobs.pop(known.id))

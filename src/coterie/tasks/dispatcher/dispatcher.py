@@ -159,7 +159,7 @@ class Dispatcher(LoopOccupant):
         self._exchange = exchange
         self._runners = runners
         self._asked_s: dict[str, float] = {}
-        self._flying: dict[str, int] = {}
+        self.flying: dict[str, int] = {}
         """Jobs in the claim that is under way; the claim of one that was over before its claim was answered."""
         self._picks: Sequence[Pick] = ()
         self._is_in_doubt = False
@@ -267,7 +267,7 @@ class Dispatcher(LoopOccupant):
 
     def may_be_ready(self, job: str) -> bool:
         """Whether a job is neither claimed nor being claimed."""
-        return job not in self._flying and job not in self.claimed
+        return job not in self.flying and job not in self.claimed
 
     def is_over(self, job: ClaimedJob) -> None:
         """A job that was claimed is so no more."""
@@ -304,8 +304,8 @@ class Dispatcher(LoopOccupant):
         self._close()
 
     def _over(self, runner: str, over: JobOver) -> None:
-        if over.id in self._flying:  # its runner has found the claim in storage before we got the answer
-            self._flying[over.id] = max(over.claim, self._flying[over.id])
+        if over.id in self.flying:  # its runner has found the claim in storage before we got the answer
+            self.flying[over.id] = max(over.claim, self.flying[over.id])
         if over.claim == 0:
             self.lanes.remove(over.id, self.now_s())
             self.upkeep.window.went(over.id)
@@ -414,7 +414,7 @@ class Dispatcher(LoopOccupant):
             await chaos.point("tasks.before_claim")
         write = JobClaim(self.tenure.claim, self.row.stamp, tuple((head.id, runner) for head, runner in picks))
         self._picks = picks
-        self._flying = dict.fromkeys((head.id for head, _ in picks), -1)
+        self.flying = dict.fromkeys((head.id for head, _ in picks), -1)
         sent_s = _now_s()
         try:
             told = await self.store.claim(write)
@@ -441,7 +441,7 @@ class Dispatcher(LoopOccupant):
         deliveries = {each.id: each for each in told.jobs}
         refused = [pick for pick in picks if pick.head.id not in deliveries]
         begun = [pick for pick in picks if pick.head.id in deliveries]
-        over = self._flying
+        over = self.flying
         self._put_back(refused)
         to: dict[str, list[JobDelivery]] = {}
         for head, runner in begun:
@@ -463,7 +463,7 @@ class Dispatcher(LoopOccupant):
 
     def _put_back(self, picks: Iterable[Pick]) -> None:
         """Jobs that were not claimed count as ready, as before, until their partitions are read again."""
-        self._flying, self._picks = {}, ()
+        self.flying, self._picks = {}, ()
         now_s = self.now_s()
         for head, _ in picks:
             self.slots.end(head.id)

@@ -305,7 +305,7 @@ class Upkeep:
             except PersistenceError:
                 self._compare_s = -math.inf
                 raise
-            self._learn(of.claimed.compare(rows))
+            self._learn(of.claimed.compare(rows, but=of.flying))
         of.hurry()
 
     def _learn(self, found: Comparison) -> None:
