@@ -101,6 +101,16 @@ class Seat:
         return f"queue:{group}:{number}"
 
     @staticmethod
+    def queue_name(seat: str) -> str:
+        """The queue of a seat of jobs as people see it; `default:*` are the jobs without a queue of group `default`.
+
+        >>> Seat.queue_name("queue:emails"), Seat.queue_name("queue:default:3")
+        ('emails', 'default:*')
+        """
+        name, colon, _ = seat.removeprefix("queue:").partition(":")
+        return f"{name}:*" if colon else name
+
+    @staticmethod
     def split(seat: str) -> tuple[str, str]:
         """The kind and the rest."""
         kind, _, rest = seat.partition(":")

@@ -297,11 +297,12 @@ SCHEDULED = _counter(
 
 # Jobs
 
+JOBS_STARTED = _counter("coterie_jobs_started_total", "Attempts of jobs that have begun here", "queue task")
 JOBS = _counter(
     "coterie_jobs_total",
     "Attempts of jobs that have ended: ok, declared (an error that the task declares), retried (there will be another "
     "one), snoozed (put off), discarded, dead, cancelled or returned (given back)",
-    "task outcome",
+    "queue task outcome",
 )
 JOB_DURATION = _histogram(
     "coterie_job_duration_seconds", "How long an attempt of a job took, with its commit", "task", bounds=_LONG_SECONDS

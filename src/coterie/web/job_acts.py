@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from coterie.kernel.ids import Seat
 from coterie.kernel.text import require_text
 from coterie.observe.jobs.acts import pause_queue, revive_jobs, set_queue_limits
 from coterie.observe.jobs.filter import ENDED, choose_jobs, word_of
-from coterie.observe.jobs.queues import name_of, rate_text
+from coterie.observe.jobs.queues import rate_text
 from coterie.schedules.api import Schedules
 from coterie.tasks.definition import count_of, rate_of
 from coterie.tasks.edit import send_edited_job
@@ -175,7 +176,7 @@ def _limit_text(option: str, value: Any) -> str:
 
 
 async def _rows(here: Client, name: str) -> list[QueueRow]:
-    found = [row for row in await here.storage.jobs.queues() if name_of(row.seat) == name]
+    found = [row for row in await here.storage.jobs.queues() if Seat.queue_name(row.seat) == name]
     if not found:
         raise HttpRefusal(404, f"there is no queue {name[:60]!r}")
     return found

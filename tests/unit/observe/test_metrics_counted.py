@@ -353,3 +353,32 @@ async def test_b1_a_write_that_the_fence_refuses_is_counted() -> None:
     assert since(metrics.FENCED) == 2
     assert since(metrics.GROUP_SIZE) == since(metrics.COMMIT_DURATION) == 2
     assert since(metrics.STORAGE_ERRORS, "commit", "unknown") == 1
+
+
+# Jobs
+
+
+@pytest.mark.simulated(seeds=1)
+async def test_h4_jobs_are_counted_by_queue_and_how_they_ended() -> None:
+    cluster, since = Cluster("sqlite://", shards=8, http_listen=None), Since()
+    emails = cluster.queue("emails", concurrency=3)
+
+    @cluster.task(queue=emails, retry=Retry(attempts=2, base="100ms"))
+    async def mail(tenant: str) -> None:
+        if tenant != "acme":
+            raise RuntimeError("a defect")
+
+    @cluster.task
+    async def resize(picture: str) -> str:
+        return picture
+
+    async with simulate(cluster, runners=2):
+        await asyncio.gather(*(mail.job("acme") for _ in range(5)), resize.job("a.png"))
+        with pytest.raises(MessageDead):
+            await mail.job("beta")
+        for outcome, count in {"ok": 5, "retried": 1, "dead": 1}.items():
+            assert since(metrics.JOBS, "emails", "mail", outcome) == count
+        assert since(metrics.JOBS, "default:*", "resize", "ok") == 1
+        assert since(metrics.JOBS_STARTED, "emails", "mail") == 7
+        assert since(metrics.JOBS_STARTED, "default:*", "resize") == 1
+        assert since(metrics.JOBS_SENT, "mail") == 6

@@ -10,7 +10,7 @@ import pytest
 
 from coterie.cron.api import TickInfo
 from coterie.entities.persisted.api import FailedAttempt, MessageInfo
-from coterie.kernel.ids import MessageId
+from coterie.kernel.ids import MessageId, Seat
 from coterie.observe.failures import worded
 from coterie.observe.health import judge
 from coterie.observe.jobs import queues
@@ -273,7 +273,7 @@ def dead_job(id: str) -> JobRow:
     [("queue:emails", "emails"), ("queue:default:7", "default:*"), ("queue:gpu:0", "gpu:*"), ("queue:a1", "a1")],
 )
 def test_seats_of_tasks_without_a_queue_are_one_line(seat: str, name: str) -> None:
-    assert queues.name_of(seat) == name
+    assert Seat.queue_name(seat) == name
 
 
 @pytest.mark.parametrize(("rate", "text"), [(50.0, "50/s"), (0.5, "30/m"), (10 / 86_400, "10/d"), (2.5, "150/m")])

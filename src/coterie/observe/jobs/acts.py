@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coterie.errors import InvalidArgument, quoted
-from coterie.observe.jobs.queues import name_of
+from coterie.kernel.ids import Seat
 from coterie.storage.contracts.jobs import JobFilter, QueueLimits
 from coterie.tasks.definition import default_burst
 from coterie.tasks.frames import QueueChanged
@@ -65,7 +65,7 @@ def _in_force(row: QueueRow) -> dict[str, Any]:
 
 
 async def _rows(here: Client, name: str) -> list[QueueRow]:
-    found = [row for row in await here.storage.jobs.queues() if name_of(row.seat) == name]
+    found = [row for row in await here.storage.jobs.queues() if Seat.queue_name(row.seat) == name]
     if not found:
         raise ValueError(f"there is no queue {name!r}")
     return found

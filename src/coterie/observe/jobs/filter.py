@@ -15,7 +15,6 @@ from coterie.kernel.durations import to_seconds
 from coterie.kernel.ids import Seat
 from coterie.kernel.plain import plain
 from coterie.observe.failures import worded
-from coterie.observe.jobs.queues import name_of
 from coterie.storage.contracts.jobs import JobFilter
 from coterie.work.tags import tag_of
 
@@ -199,7 +198,7 @@ def told_job(row: JobRow, names: Mapping[str, str], *, texts: bool) -> dict[str,
     return {
         "id": row.id,
         "task": row.task,
-        "queue": name_of(row.seat),
+        "queue": Seat.queue_name(row.seat),
         "partition": row.part if texts and row.part != row.task else None,
         "state": word_of(row),
         "key": None if row.key is None or not texts else shown_key(row.key),

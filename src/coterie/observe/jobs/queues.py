@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -22,19 +21,7 @@ COUNTED_MOST = 10_000
 _PARKED_MOST = 20
 """Seats whose parked tasks are named."""
 _NAMED = 3
-_WITHOUT_QUEUE = re.compile(r"(.+):[0-9]+")
 _RATES = ((1, "s"), (60, "m"), (3_600, "h"), (86_400, "d"))
-
-
-def name_of(seat: str) -> str:
-    """The queue of a seat.
-
-    >>> name_of("queue:emails"), name_of("queue:default:3")
-    ('emails', 'default:*')
-    """
-    name = Seat.split(seat)[1]
-    numbered = _WITHOUT_QUEUE.fullmatch(name)
-    return name if numbered is None else f"{numbered[1]}:*"
 
 
 def rate_text(rate: float) -> str:
@@ -59,7 +46,7 @@ async def read(jobs: JobStore) -> tuple[QueueFacts, ...]:
     parked = {each.seat: await jobs.parked(each.seat) for each in [b for b in backlogs if b.parked][:_PARKED_MOST]}
     found: dict[str, list[tuple[QueueRow, QueueBacklog]]] = defaultdict(list)
     for row, backlog in zip(rows, backlogs, strict=True):
-        found[name_of(row.seat)].append((row, backlog))
+        found[Seat.queue_name(row.seat)].append((row, backlog))
     return tuple(_facts(name, found[name], parked) for name in sorted(found))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from coterie.errors import PersistenceError, ShuttingDown
 from coterie.kernel import chaos, metrics
+from coterie.kernel.ids import Seat
 from coterie.storage.contracts.jobs import JobEnd
 from coterie.tasks.frames import REPLY_MOST_BYTES, JobOver
 
@@ -112,7 +113,8 @@ class JobEnds:
     def _over(self, run: JobRun, outcome: AttemptOutcome, told: JobEnded) -> JobOver:
         job, claim = run.claim
         name = outcome.name if told == "written" else told
-        metrics.JOBS.of(run.delivery.task, "cancelled" if name in ("fenced", "gone") else name).value += 1
+        queue, outcome_name = Seat.queue_name(run.delivery.seat), "cancelled" if name in ("fenced", "gone") else name
+        metrics.JOBS.of(queue, run.delivery.task, outcome_name).value += 1
         if told != "written":
             log.info("%s has ended otherwise, nothing of this attempt is stored: %s", run, told)
             return JobOver(job, claim)

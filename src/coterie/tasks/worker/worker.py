@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from coterie.errors import MalformedMessage, PersistenceError
 from coterie.kernel import metrics, spans
 from coterie.kernel.clock import Dial
+from coterie.kernel.ids import Seat
 from coterie.kernel.service import Service, State, Tasks
 from coterie.storage.contracts.jobs import GiveBack, JobSetback
 from coterie.tasks.frames import JobOver, KnownTask
@@ -262,6 +263,7 @@ class JobWorker(Service):
         if delivery.lost:
             self._suspect = run
             self._loop.call_later(_SUSPECT_S, self._acquit, run)
+        metrics.JOBS_STARTED.of(Seat.queue_name(delivery.seat), delivery.task).value += 1
         metrics.JOB_WAIT.spread(delivery.task).see(max(0.0, self._dial.now().timestamp() - delivery.due_s))
         run.body = self._bodies.spawn(self._run(run), name=delivery.id, context=self._context.copy())
 
@@ -334,7 +336,7 @@ class JobWorker(Service):
     async def _written(self, run: JobRun, outcome: AttemptOutcome) -> JobOver | None:
         over = await self._ends.write(run, outcome)
         if over is None and run.delivery.runner == self._incarnation:
-            metrics.JOBS.of(run.delivery.task, outcome.name).value += 1
+            metrics.JOBS.of(Seat.queue_name(run.delivery.seat), run.delivery.task, outcome.name).value += 1
             self._give_back(run.delivery, cancelled=outcome.name != "returned")
         return over
 
