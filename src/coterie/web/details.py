@@ -100,6 +100,8 @@ class Details:
         """The ticks of crons on a line of time."""
         start, end = _instant(request, "from"), _instant(request, "until")
         crons = {require_text(each, what="name") for each in request.query_params.getlist("name")}
+        if "" in crons:
+            raise HttpRefusal(400, "name is empty", "leave it out for all crons")
         facts = await self._web_view.facts()
         return await details.ticks(self._web_view.here(), facts, crons, start=start, end=end, texts=self._texts)
 

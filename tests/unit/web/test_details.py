@@ -79,6 +79,7 @@ async def test_everything_in_detail(tmp_path: Path) -> None:
         assert (later["crons"][0]["ticks"], len(later["crons"][0]["next"])) == ([], 5)
         assert (await got(http, "ticks", name=["nothing", "report"]))["crons"] == axis["crons"]
         assert (await got(http, "ticks", name="nothing"))["crons"] == []
+        assert (await http.get("/api/ticks", params={"name": ""})).status_code == 400
 
         moved = await got(http, "shards/moves")
         assert {each["shard"] for each in moved["moves"]} == {f"default:{number}" for number in range(3)}
