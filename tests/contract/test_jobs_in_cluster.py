@@ -167,3 +167,42 @@ async def test_many_jobs_are_run_by_one_runner(program: Program) -> None:
     results = await asyncio.gather(*(program.cluster.result(each, timeout="2m") for each in ids))
     assert results == [f"leaf {number}" for number in range(500)]
     assert len(program.ran) == 500
+
+
+async def test_jobs_that_wait_for_jobs_leave_their_slots_to_these(url: str) -> None:
+    """Else none would be left for those that all of them wait for."""
+    program = Program(url, jobs=2)
+    async with program.cluster as cluster:
+        ids = await cluster.send_many(program.awaits.job() for _ in range(6))
+        for each in ids:
+            assert (await cluster.result(each, timeout="2m"))[0] == "leaf awaited"
+
+
+async def test_what_a_thread_sends_is_stored_with_the_end_of_its_job(url: str) -> None:
+    """T1, T7: by `cluster.sync()` in a plain function."""
+    program = Program(url)
+
+    @program.cluster.task(retry=Retry(attempts=2, base="10ms"))
+    def sends_in_thread() -> str:
+        with program.cluster.sync() as c:
+            job = c.send(program.leaf.job("from a thread"))
+        if current().attempt == 1:
+            raise ValueError("once")
+        return str(job)
+
+    async with program.cluster as cluster:
+        job = await sends_in_thread.job()
+        assert await cluster.result(MessageId[str](job)) == "leaf from a thread"
+        assert program.ran == ["leaf from a thread"]
+
+
+async def test_the_first_task_may_be_defined_after_the_start(url: str) -> None:
+    """O7."""
+    cluster = Cluster(url, shards=4, http_listen=None)
+    async with cluster:
+
+        @cluster.task
+        async def late(name: str) -> str:
+            return f"late {name}"
+
+        assert await cluster.call(late.job("x"), timeout="60s") == "late x"

@@ -21,7 +21,6 @@ from coterie.entities.calls.wire import NOT_MINE
 from coterie.entities.host.work import handling
 from coterie.entities.idempotency_key import derived_key, key_of, shown_key
 from coterie.entities.persisted.commit import effects_of, has_ended
-from coterie.entities.persisted.inbox import StoredCall
 from coterie.entities.persisted.outcome import (
     cancelled,
     read_reply,
@@ -104,8 +103,6 @@ class JobSender:
         until_s = self._calling.time() + within_s
         new = self._new(job, outer, derives=True)
         refuse_in_transaction(job)
-        if isinstance(outer, StoredCall):
-            outer.inbox.suspects.acquit(outer)  # it is idle while it waits
         (receipt,) = await self._stored([new], until_s=until_s)
         if not receipt.fresh:
             await self._require_usable(new, receipt, until_s=until_s)
@@ -372,6 +369,16 @@ class JobSender:
             MessageDead: The job is dead.
             MessageExpired: It no longer exists: it was purged.
         """
+        outer = handling.get()
+        if outer is None:
+            return await self._awaited(job, task, until_s=until_s, within_s=within_s)
+        outer.rest()
+        try:
+            return await self._awaited(job, task, until_s=until_s, within_s=within_s)
+        finally:
+            outer.resume()
+
+    async def _awaited(self, job: NewJob | JobRow, task: ReplyType, *, until_s: float, within_s: float) -> Any:
         time, question = self._calling.time, JobQuestion(job.id, job.seat)
         pause_s, slice_s = _PAUSE_S, SLICE_S
         while True:

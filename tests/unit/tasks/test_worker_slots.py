@@ -53,3 +53,34 @@ def test_what_was_never_taken_cannot_be_released() -> None:
     slots.take(ONE, "loop")
     with pytest.raises(AssertionError):
         slots.take(ONE, "loop")
+
+
+def test_a_job_that_waits_for_another_one_lends_its_slots() -> None:
+    slots = table()
+    for _ in range(2):
+        slots.take(ONE, "thread")
+    slots.take(ONE, "loop")
+    assert not slots.has_room("loop")
+    slots.lend("thread", 1)
+    assert slots.has_room("thread")
+    told = slots.report(ONE, is_draining=False)
+    assert (told.jobs, told.threads) == (PoolSlots(1, 3), PoolSlots(1, 2))
+    slots.take(TWO, "thread")
+    slots.lend("thread", -1)
+    assert not slots.has_room("loop")
+    told = slots.report(ONE, is_draining=False)
+    assert (told.jobs.free, told.threads.free) == (0, 0)
+    slots.release(ONE, "thread")
+    assert not slots.has_room("loop")
+    slots.release(ONE, "loop")
+    assert slots.has_room("loop")
+
+
+def test_what_is_lent_has_a_bound() -> None:
+    slots = SlotTable(jobs=1, threads=1, processes=1, busy_threads=lambda: 0)
+    number = 0
+    while slots.has_room("loop"):
+        slots.take(ONE, "loop")
+        slots.lend("loop", 1)
+        number += 1
+    assert number == 9

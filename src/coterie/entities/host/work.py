@@ -106,6 +106,12 @@ class Work(Struct, eq=False):
         """End a stream; refused as in `send`."""
         self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
+    def rest(self) -> None:
+        """Its body waits for a job from here on: that may need the place which this one takes."""
+
+    def resume(self) -> None:
+        """It no longer waits. For each `rest` there is one."""
+
     @property
     def address(self) -> str:
         """The entity: `Account/alice`."""

@@ -54,6 +54,9 @@ class StoredCall(Work, eq=False):
     due_s: float = 0.0  # when it becomes due, by the database's clock
     is_stored: ClassVar[bool] = True
 
+    def rest(self) -> None:
+        self.inbox.suspects.acquit(self)  # it is idle while it waits, maybe for a suspect behind it [C5]
+
     def reply(self, body: bytes) -> None:
         self.inbox.completed(self, body)
 

@@ -72,6 +72,10 @@ class JobServices:
     """The address at which other runners reach this one."""
     most_bytes: int
     """The largest reply."""
+    on_rest: Callable[[str], object]
+    """Called with the id of a job whose body begins to wait for another one."""
+    on_resume: Callable[[str], object]
+    """Called when it goes on."""
 
 
 class JobAttempt(Work):
@@ -80,6 +84,7 @@ class JobAttempt(Work):
     services: JobServices = LATER
     runner: str = ""
     """The incarnation for which it was claimed."""
+    resting: int = 0  # how many jobs its body waits for
     is_stored: ClassVar[bool] = True
 
     @property
@@ -103,6 +108,16 @@ class JobAttempt(Work):
             attempt=self.attempt,
             trace_id=spans.id_of((spans.on and spans.here()) or self.trace_id),
         )
+
+    def rest(self) -> None:
+        self.resting += 1
+        if self.resting == 1:
+            self.services.on_rest(self.message_id)
+
+    def resume(self) -> None:
+        self.resting -= 1
+        if not self.resting:
+            self.services.on_resume(self.message_id)
 
     def transaction(self) -> TransactionBlock:
         """A block of the user's own SQL, committed with the end of the job."""
@@ -151,6 +166,8 @@ class JobRun:
         """Whether its body runs: only then there is something to cancel."""
         self.is_over = False
         """Whether its body has ended, or will never begin."""
+        self.is_resting = False
+        """Whether its body waits for another job, so that its slots are lent."""
         self.began_s = 0.0
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self.waits: asyncio.TimerHandle | None = None

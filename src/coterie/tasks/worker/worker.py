@@ -124,6 +124,8 @@ class JobWorker(Service):
             tasks=self.tasks,
             address=lambda: runner.transport.address,
             most_bytes=settings.frame_limit,
+            on_rest=self._rests,
+            on_resume=self._resumes,
         )
         self._ends = JobEnds(
             self._store, is_mine=lambda incarnation: incarnation == self._incarnation, hand_over=self._hand_over
@@ -267,6 +269,25 @@ class JobWorker(Service):
         metrics.JOB_WAIT.spread(delivery.task).see(max(0.0, self._dial.now().timestamp() - delivery.due_s))
         run.body = self._bodies.spawn(self._run(run), name=delivery.id, context=self._context.copy())
 
+    def _rests(self, job: str) -> None:
+        """A body waits for another job: that may need its slots."""
+        run = self._begun.get(job)
+        if run is not None and run.has_body:
+            self._set_resting(run, is_resting=True)
+            self._acquit(run)
+            self._begin_waiting()
+            self._reports.changed()
+
+    def _resumes(self, job: str) -> None:
+        run = self._begun.get(job)
+        if run is not None:
+            self._set_resting(run, is_resting=False)
+
+    def _set_resting(self, run: JobRun, *, is_resting: bool) -> None:
+        if run.is_resting is not is_resting:
+            run.is_resting = is_resting
+            self._slots.lend(run.task.pool, 1 if is_resting else -1)
+
     def _begin_waiting(self) -> None:
         for run in list(self._waiting.values()):
             if self._may_begin(run):
@@ -321,6 +342,7 @@ class JobWorker(Service):
                 log.warning("%s raised in attempt %d", run, run.delivery.failures + 1, exc_info=outcome.error)
             over = await self._written(run, outcome)
         finally:
+            self._set_resting(run, is_resting=False)
             self._slots.release(run.delivery.seat, run.task.pool)
             self._forget(run, over)
             metrics.JOB_DURATION.spread(run.delivery.task).see(self._loop.time() - run.began_s)
