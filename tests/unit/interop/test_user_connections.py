@@ -12,7 +12,18 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from coterie import Cluster, Entity, InvalidArgument, KeyConflict, MessageExpired, NotCommitted, Workflow, rpc
+from coterie import (
+    Cluster,
+    Entity,
+    InvalidArgument,
+    Job,
+    KeyConflict,
+    MessageExpired,
+    NotCommitted,
+    Task,
+    Workflow,
+    rpc,
+)
 from tests.support.postgres import Server
 from tests.unit.interop.user_connections import (
     ASYNCHRONOUS,
@@ -75,7 +86,19 @@ def program(url: str, *, migrate: bool = False) -> Cluster:
     cluster = Cluster(url, shards=3, migrate=migrate)
     cluster.entity(Orders)
     cluster.workflow(ship)
+    cluster.task(key="order")(invoice)
     return cluster
+
+
+async def invoice(order: str, cents: int = 0) -> int:
+    ran.append(order)
+    return cents
+
+
+def job(cluster: Cluster, order: str, cents: int = 0) -> Job[int]:
+    """A job of the task of a cluster."""
+    made = Task[[str, int], int, Any](cluster._program.tasks.named("invoice"), cluster._program.job_caller)
+    return made.job(order, cents)
 
 
 @pytest.fixture
@@ -129,6 +152,43 @@ async def test_rows_messages_and_runs_commit_together(
     assert await cluster.result(message, timeout=FAR) == 500
     assert [await cluster.result(each, timeout=FAR) for each in notes] == ["n0", "n1", "n2"]
     assert await cluster.workflow_handle(ship, run.id).result(timeout=FAR) == "o-1 is packed"
+
+
+@pytest.mark.parametrize("kind", EACH)
+async def test_jobs_commit_with_the_users_rows(
+    kind: Any, postgres_url: str, cluster: Cluster, database: asyncpg.Connection[Any]
+) -> None:
+    """Or never, as those after a savepoint that is rolled back. A key is one job."""
+    ran.clear()
+    first = await cluster.send(job(cluster, "o-1", 5))
+    assert await cluster.result(first, timeout=FAR) == 5
+    async with begun(kind, postgres_url, cluster) as user:
+        await user.insert(1)
+        assert await user.ask("send", job(cluster, "o-1", 5)) == first
+        kept = await user.ask("send", job(cluster, "o-2", 7), priority=9, tags={"order": "o-2"})
+        with pytest.raises(KeyConflict, match="o-2"):
+            await user.ask("send", job(cluster, "o-2", 8))
+        with pytest.raises(NotCommitted, match="commit that transaction first"):
+            await cluster.result(kept)
+        many = await user.ask("send_many", [job(cluster, f"m-{number}") for number in range(3)])
+        await user.savepoint()
+        undone = await user.ask("send", job(cluster, "o-3"))
+        await user.back()
+        assert await cluster.jobs.list(state="ready") == []
+        await user.commit()
+    for each, expected in ((kept, 7), *((each, 0) for each in many)):
+        assert await cluster.result(each, timeout=FAR) == expected
+    (shown,) = await cluster.jobs.list(tag=("order", "o-2"))
+    assert (shown.id, shown.priority) == (kept, 9)
+    with pytest.raises(MessageExpired):
+        await cluster.result(undone)
+    async with begun(kind, postgres_url, cluster) as user:
+        gone = await user.ask("send", job(cluster, "o-4"))
+        await user.rollback()
+    assert {each.id for each in await cluster.jobs.list()} == {first, kept, *many}
+    assert gone not in {first, kept}
+    assert sorted(ran) == ["m-0", "m-1", "m-2", "o-1", "o-2"]
+    assert await rows_of(database) == [1]
 
 
 @pytest.mark.parametrize("kind", EACH)
