@@ -290,6 +290,8 @@ class JobWorker(Service):
 
     def _begin_waiting(self) -> None:
         for run in list(self._waiting.values()):
+            if not self._slots.has_room("loop"):  # all need a slot of this kind: with many waiting this is a hot path
+                return
             if self._may_begin(run):
                 self._withdraw(run)
                 self._runs[run.claim] = run
