@@ -229,7 +229,7 @@ class Definitions:
         return fn
 
     def middleware(self, fn: MiddlewareT, /) -> MiddlewareT:
-        """Run a function around every attempt of an rpc, a tick or a step: for authorization, error trackers, sessions.
+        """Run a function around every attempt of an rpc, job, tick or step: authorization, error trackers, sessions.
 
         The first one defined is the outermost. What it raises is the error of the attempt; what it returns is the
         result, which is checked and committed like that of the body.

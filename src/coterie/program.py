@@ -91,9 +91,12 @@ class Program:
         return self._runners
 
     def names(self) -> Mapping[str, Sequence[str]]:
-        """The names of all definitions so far, by kind: entity, singleton, cron, workflow."""
+        """The names of all definitions so far, by kind: entity, singleton, cron, workflow, task, queue."""
         found: dict[str, Sequence[str]] = {"entity": sorted(self.entities.types)}
-        return found | {kind: sorted(registry.known) for kind, registry in self._registries.items()}
+        found |= {kind: sorted(registry.known) for kind, registry in self._registries.items()}
+        if "tasks" in self.__dict__:  # else they are not loaded
+            found |= {"task": sorted(self.tasks.known), "queue": sorted(self.tasks.queues)}
+        return found
 
     def define(self, registry: Workplace, definition: Definition | None = None) -> None:
         """Pass a definition to runners that are already running, so that they take its seat."""
