@@ -275,3 +275,35 @@ async def test_l4_a_message_that_nobody_works_on_is_told() -> None:
         assert (await seen_by(sim)).status == "unhealthy"
         await sim.start(1, groups=("gpu",))
         await sim.wait_until(lambda: is_well(sim), within="60s")
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_t9_a_queue_whose_oldest_job_waits_too_long_is_named_and_one_that_is_paused_is_not() -> None:
+    cluster, gate = new_cluster(), asyncio.Event()
+    slow = cluster.queue("slow", concurrency=1, expected_wait="5s")
+
+    @cluster.task(queue=slow)
+    async def work() -> None:
+        await gate.wait()
+
+    async with simulate(cluster, runners=2) as sim:
+        await sim.wait_until(lambda: is_well(sim))
+        sent = [await cluster.send(work.job()) for _ in range(3)]
+        assert "queue slow" not in whats(await seen_by(sim))
+
+        async def is_named() -> bool:
+            return "queue slow" in whats(await seen_by(sim))
+
+        await sim.wait_until(is_named, within="20s")
+        health = await seen_by(sim)
+        (reason,) = [each for each in health.reasons if each.what == "queue slow"]
+        assert (health.status, reason.runner) == ("degraded", None), "no runner becomes unready by it"
+        assert "2 jobs waiting, 1 of 1 running" in reason.problem
+        await cluster.queues.pause("slow")
+        assert not await is_named()
+        await cluster.queues.resume("slow")
+        assert await is_named()
+        gate.set()
+        for each in sent:
+            await cluster.result(each)
+        await sim.wait_until(lambda: is_well(sim))

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coterie import Cluster, Entity, Leader, Retry, Tick, Workflow, rpc
+from coterie import Cluster, Entity, Leader, Retry, Tick, Workflow, current, rpc
 from coterie.cli.output import Screen, as_json, safe
 from coterie.cli.run.console import Console, ConsoleOptions
 from coterie.observe import logs
+from coterie.tasks.task import Task
 from tests.unit.cli.command_runner import SHARDS, coterie
 from tests.unit.cli.stored_cluster import Stored
 
@@ -56,6 +57,11 @@ def program(url: str, name: str) -> Cluster:
     cluster.entity(retry=Retry(attempts=1))(Shop)
     cluster.workflow(order)
 
+    @cluster.task(retry=Retry(attempts=1))
+    async def refuse(text: str) -> None:
+        current().progress(1, 2, text)
+        raise ValueError(text)
+
     @cluster.singleton("importer", state=dict[str, str])
     async def importer(leader: Leader[dict[str, str]]) -> None:
         async with leader.update() as state:
@@ -88,6 +94,15 @@ async def _fill(running: Stored) -> None:
     dead = await cluster.send(shop.fail(HOSTILE))
     await running.until(running._has_status(dead, "dead"))
     MESSAGES.append(dead)
+    await cluster.schedules.put(HOSTILE, "0 0 1 1 *", shop.keep(HOSTILE))
+    task: Task[..., Any, Any] = Task(cluster._program.tasks.named("refuse"), cluster._program.job_caller)
+    job = await cluster.send(task.job(HOSTILE), key=HOSTILE, tags={HOSTILE: HOSTILE})
+
+    async def is_dead() -> bool:
+        return (await cluster.jobs.show(job)).state == "dead"
+
+    await running.until(is_dead)
+    MESSAGES.append(job)
     await cluster.kv.set(HOSTILE, HOSTILE)
     await cluster.crons.wait(await cluster.crons.trigger("cleanup"), timeout="2m")
     handle = await cluster.start_workflow(order, HOSTILE, id=HOSTILE)
@@ -119,6 +134,21 @@ COMMANDS = [
     ["messages", "list", "--state", "dead"],
     ["messages", "show", "<message>"],
     ["messages", "retry", "<message>", "--dry-run"],
+    ["queues", "list"],
+    ["queues", "show", HOSTILE],
+    ["jobs", "list"],
+    ["jobs", "list", "--filter", f"task:'{HOSTILE}'"],
+    ["jobs", "show", "<job>"],
+    ["jobs", "show", HOSTILE],
+    ["jobs", "retry", "<job>", "--dry-run"],
+    ["jobs", "cancel", "<job>", "--dry-run"],
+    ["schedules", "list"],
+    ["schedules", "show", HOSTILE],
+    ["schedules", "preview", HOSTILE],
+    ["schedules", "remove", HOSTILE, "--dry-run"],
+    ["schedules", "pause", HOSTILE, "--yes"],
+    ["schedules", "resume", HOSTILE, "--yes"],
+    ["schedules", "show", f"no {HOSTILE}"],
     ["workflows", "list"],
     ["workflows", "show", f"order/{HOSTILE}"],
     ["kv", "list"],
@@ -137,7 +167,7 @@ COMMANDS = [
 def test_no_command_lets_names_act_on_a_terminal(
     command: list[str], as_document: bool, hostile: Stored, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [MESSAGES[0] if each == "<message>" else each for each in command]
+    given = [{"<message>": MESSAGES[0], "<job>": MESSAGES[-1]}.get(each, each) for each in command]
     options = ["--json"] if as_document else ["--color"]
     said = coterie(capsys, *given, *options, "--url", hostile.url)
     assert said.code in (0, 1), said
