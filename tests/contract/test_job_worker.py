@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -562,6 +563,29 @@ async def test_progress_is_stored_from_coroutines_and_threads(shop: Workshop) ->
     await shop.over(two)
 
 
+async def test_progress_is_stored_once_a_second_at_most(shop: Workshop) -> None:
+    """T8: also if it is reported all the time."""
+    stored: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def progress(*_: Any) -> bool:
+        stored.append(loop.time())
+        return True
+
+    shop.store.__dict__["progress"] = progress
+
+    @shop.task()
+    async def reports() -> None:
+        done = 0
+        while len(stored) < 3:
+            done += 1
+            current().progress(done)
+            await asyncio.sleep(0.001)
+
+    await shop.over(await shop.begin(reports))
+    assert min(after - before for before, after in pairwise(stored)) >= 0.99
+
+
 # Frames, slots and the sweep
 
 
@@ -811,6 +835,36 @@ async def test_a_drain_lets_bodies_end_and_gives_the_others_back(storage: Storag
             ("done", 0, 0), ("ready", 0, 0), ("ready", 0, 0), ("ready", 0, 0),
         ]  # fmt: skip
         assert shop.worker.slots("h", SlotsQuestion(ONE, 1)).is_draining
+
+
+async def test_what_could_not_be_given_back_is_given_back_by_a_later_sweep(shop: Workshop) -> None:
+    delivery = await shop.claimed("newer")
+    shop.store.failing["give_back"] = [PersistenceError(doing="write", problem="away", outcome="unreachable")]
+    await shop.assign(delivery)
+    assert (await shop.over(delivery)).outcome == "returned"
+    assert shop.store.calls.count("give_back") == 2
+    assert (await shop.row(delivery)).state == "parked"
+
+
+async def test_a_thread_that_outlives_the_drain_is_not_given_back(
+    storage: Storage, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T7: a second body beside it could begin elsewhere; it is taken back when the runner is gone."""
+    monkeypatch.setattr("coterie.tasks.worker.worker.GRACE_S", 0.1)
+    go_on, begun = threading.Event(), threading.Event()
+    async with opened(Workshop(storage, desk, drain="50ms")) as shop:
+
+        @shop.task()
+        def stubborn() -> None:
+            begun.set()
+            go_on.wait(60)
+
+        delivery = await shop.begin(stubborn)
+        await until(begun.is_set)
+        await shop.worker.drain()
+        row = await shop.row(delivery)
+        go_on.set()
+        assert (row.state, row.runner) == ("claimed", A)
 
 
 async def test_an_eviction_cancels_all_bodies_and_writes_nothing(shop: Workshop) -> None:
