@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from coterie.entities.rpc import rpc
     from coterie.errors import (
         AlreadyResolved,
+        AlreadyUndone,
         ClusterContextRequired,
         ClusterError,
         ConfigurationError,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         WorkflowError,
         WorkflowFailed,
         WorkflowInterrupted,
+        WorkflowNotFailed,
         WorkflowNotFound,
         WorkflowTimeout,
         WrongLoop,
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyResolved",
+    "AlreadyUndone",
     "Breaker",
     "CallNext",
     "Cluster",
@@ -193,6 +196,7 @@ __all__ = [
     "WorkflowHandle",
     "WorkflowInfo",
     "WorkflowInterrupted",
+    "WorkflowNotFailed",
     "WorkflowNotFound",
     "WorkflowTimeout",
     "Workflows",

@@ -396,7 +396,7 @@ def replace_at(note: Any, at: datetime) -> Any:
 def _units(s: Steps) -> list[Group]:
     u = stored_units
     tick = ("c", "manual", u.CLAIMED, 1, u.CLAIMED)
-    step, lone = u._steps(s), u._lone(s)
+    step, lone = u._steps(s, write=u.OF_LIFE), u._lone(s, write=u.OF_LIFE)
     parts: dict[str, tuple[Step, ...]] = {
         "end": u._end(s).steps,
         "failure": u._end(s, write=u.FAILED).steps,
@@ -415,6 +415,7 @@ def _units(s: Steps) -> list[Group]:
         "lone step": lone.steps,
         "renew": u._renew(s, life=0).steps,
         "start again": u._start_again(s).steps,
+        "retry": u._retry(s).steps,
     }
     family = (
         u.unit(status="failed") + ";update coterie.units set interrupts_children = true" + u.unit("child", parent="u")
@@ -518,8 +519,12 @@ def _incoming(s: Steps) -> list[Group]:
         "give back": stored_runs.giving_back(s),
         "renew": u._renew(s, life=0).steps,
         "start again": u._start_again(s).steps,
+        "retry": u._retry(s).steps,
     }
-    steps = {"steps": u._steps(s).steps, "lone step": u._lone(s).steps}  # nobody has steps of a run that is not there
+    steps = {
+        "steps": u._steps(s, write=u.OF_LIFE).steps,
+        "lone step": u._lone(s, write=u.OF_LIFE).steps,
+    }  # nobody has steps of a run that is not there
     waits = i.rows("w1") + stored_schedules.rows()
     same = i.rows("w1", same_as="m1")
     return [

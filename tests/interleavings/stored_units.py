@@ -26,6 +26,7 @@ MINE = Claim("a", "s1", 1)
 OVERTAKEN = frozenset({"40001"})
 """A statement that somebody was faster than comes to nothing, and is run again [M3]."""
 STEP = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a")
+OF_LIFE = StepWrite(MINE, "u", "", 0, "step", "n", value=b"a", life=0)
 OTHER = StepWrite(MINE, "u", "", 0, "step", "n", value=b"b")
 DONE = UnitEnd(MINE, "u", "done", value=b"v")
 CUT = UnitEnd(MINE, "u", "interrupted")
@@ -114,6 +115,7 @@ def stored_units(s: Steps) -> list[Pair]:
         *_living(s),
         *_bearing(s),
         *_renewing(s),
+        *_retrying(s),
     ]
 
 
@@ -287,6 +289,27 @@ def _renewing(s: Steps) -> list[Pair]:
     ]
 
 
+def _retrying(s: Steps) -> list[Pair]:
+    """A run that has failed goes on once for each failure, and not if it has begun to undo [W9]."""
+    retry, undo = _retry(s), replace_kind(STEP)
+    undone = Script("undoing and failure", (*_steps(s, write=undo).steps, *_end(s, write=FAILED).steps))
+    late = _end(s, "late failure", write=structs.replace(FAILED, retries=0))
+    judge = judges.together(judges.sound, judges.retried_once, judges.not_retried_undone)
+    over = rows(unit(status="failed"), deferred(value="'1'"))
+    return [
+        _pair(over, retry, _retry(s, "retry too"), judge),
+        _pair(rows(unit()), retry, undone, judge),
+        _pair(over, retry, late, judges.together(judge, judges.goes_on_if_retried)),
+        _pair(over, retry, _purge(s), judge),
+        _pair(over, retry, _start_again(s), judge),
+    ]
+
+
+def replace_kind(step: StepWrite) -> StepWrite:
+    """The same as a compensation."""
+    return structs.replace(step, branch="undo", kind="compensation")
+
+
 def _steps(s: Steps, name: str = "steps", *, write: StepWrite = STEP) -> Script:
     """The statements and arrays that the engine itself makes of a step that is not alone, in a transaction."""
     bucket = plan.Bucket("add_steps", [0])
@@ -364,6 +387,11 @@ def _begin(s: Steps, payload: bytes = b"p", *, unit: str = "u", parent: str | No
 
 def _renew(s: Steps, name: str = "renewal", *, life: int = 1) -> Script:
     return Script(name, atomic(s.step("renew_unit", "a", "s1", 1, "u", life, 2, b"p", "", step="renew")))
+
+
+def _retry(s: Steps, name: str = "retry", *, unit: str = "u") -> Script:
+    step = ([unit], [""], [0]), ([unit], ["d"])
+    return Script(name, atomic(s.step("retry_units", [unit], [0], [0], *step[0], *step[1], step="retry")))
 
 
 def _start_again(s: Steps, name: str = "start again", *, life: int = 2) -> Script:

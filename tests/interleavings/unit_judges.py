@@ -86,6 +86,25 @@ def no_former_step(run: Run) -> Problems:
     return [f"of life {unit['life']}, with a step of a former one: {dict(row)}" for row in run.tables["steps"]]
 
 
+def retried_once(run: Run) -> Problems:
+    """One failure is retried once."""
+    told = [rows[0]["told"] for _, rows in _told(run, "retry")]
+    return [f"both have retried it: {told}"] if told.count("retried") > 1 else []
+
+
+def not_retried_undone(run: Run) -> Problems:
+    """What goes on has undone nothing [W9]."""
+    unit, told = _unit(run), [rows[0]["told"] for _, rows in _told(run, "retry")]
+    undone = any(row["kind"] == "compensation" for row in run.tables["steps"])
+    return ["retried after undoing"] if "retried" in told and undone and _goes_on(unit) else []
+
+
+def goes_on_if_retried(run: Run) -> Problems:
+    """The end of the try before does not end it."""
+    told = [rows[0]["told"] for _, rows in _told(run, "retry")]
+    return ["retried, and ended by a failure before that"] if "retried" in told and not _goes_on(_unit(run)) else []
+
+
 def nobody_left_behind(run: Run) -> Problems:
     """A child of a run that failed is asked to end, or is yet to be [W10]."""
     parent, child = _unit(run), _unit(run, "child")

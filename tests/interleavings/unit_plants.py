@@ -110,7 +110,7 @@ UNIT_PLANTS = (
         "W10",
         "unit: start of a child x failure and its children",
         "left behind",
-        swapped(("end_units",), ("e.value, e.error, e.status <> 'done'", "e.value, e.error, false")),
+        swapped(("end_units",), ("e.status <> 'done' and not e.held", "false")),
     ),
     Plant(
         "an end that deletes what it saw before it waited",
@@ -156,6 +156,20 @@ UNIT_PLANTS = (
             **swapped(("add_steps", "write_steps"), (" and life = coalesce(i.life, life)", "")),
             **swapped(("add_step",), ("u.life = coalesce($14::bigint, u.life)", "$14::bigint is not null")),
         },
+    ),
+    Plant(
+        "retried after undoing",
+        "W9",
+        "unit: retry x undoing and failure",
+        "retried after undoing",
+        swapped(("retry_units",), (" and not f.undone", "")),
+    ),
+    Plant(
+        "ended by the failure before",
+        "W9",
+        "unit: retry x late failure",
+        "ended by a failure before that",
+        swapped(("end_units",), (" and l.retries = coalesce(f.of_retries, l.retries)", "")),
     ),
     Plant(
         "begun again twice",

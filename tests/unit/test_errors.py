@@ -51,7 +51,7 @@ CoterieError
   ConfigurationError
   WorkflowError
     StepDiverged DeferredTimeout DeferredRejected DeferredMismatch AlreadyResolved WorkflowFailed WorkflowInterrupted
-    WorkflowNotFound WorkflowEnded WorkflowTimeout ReceiveTimeout
+    WorkflowNotFound WorkflowEnded WorkflowTimeout ReceiveTimeout WorkflowNotFailed AlreadyUndone
 """
 ABSTRACT = {"CoterieError", "ClusterError", "WorkflowError"}  # never raised themselves
 

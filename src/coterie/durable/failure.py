@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,6 +12,9 @@ from coterie.entities.declared_errors import arguments_of
 from coterie.errors import CoterieError, MalformedMessage, RemoteError
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import said, storable
+
+if TYPE_CHECKING:
+    from coterie.durable.position import Place
 
 _TEXT_MOST = 4_000
 _DATA_MOST_BYTES = 64 * 1024
@@ -69,6 +73,31 @@ def unpack(data: bytes) -> Exception:
 def text_of(data: bytes) -> str:
     """The text of a stored error, for display."""
     return _decoder.decode(data).text
+
+
+def mark(error: BaseException, place: Place) -> None:
+    """Note on an error at which place its body got it."""
+    with suppress(AttributeError):  # of a class without a dictionary
+        error.coterie_place = place  # type: ignore[attr-defined]
+
+
+def places_of(error: BaseException) -> list[Place]:
+    """The places of the steps whose errors this is, or comes from."""
+    found: dict[Place, None] = {}
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        place = getattr(each, "coterie_place", None)
+        if place is not None:
+            found[place] = None
+        elif isinstance(each, BaseExceptionGroup):
+            left += each.exceptions
+        elif (reason := each.__cause__ or each.__context__) is not None:
+            left.append(reason)
+    return list(found)
 
 
 def _arguments(error: BaseException) -> list[Any] | None:

@@ -49,7 +49,7 @@ class MessagingWork(WaitingWork):
         if lane is not None and row.error is None:
             lane.note_received(place)
         if row.error is not None:
-            raise await self.after_others(failure.unpack(row.error))
+            raise await self.after_others(failure.unpack(row.error), place)
         try:
             return codec_for(type).decode(row.value or b"", what=f"message {place.name!r} to {self.unit}")
         except MalformedMessage as error:

@@ -237,7 +237,7 @@ class DurableWork(MessagingWork):
             self.require_held()
             row, value = await self._run_and_store(step)
         if row.error is not None:
-            raise await self.after_others(failure.unpack(row.error))
+            raise await self.after_others(failure.unpack(row.error), step.place)
         if not step.keep:
             return None
         return self._decoded(step, row) if value is _UNREAD else value

@@ -162,13 +162,15 @@ class WaitingWork(Journal):
         if not row.done and row.due_at is None:
             value = await self.wait_value(place.name)
             if value.error is not None:
-                raise await self.after_others(DeferredRejected(unit=self.unit, name=place.name, problem=value.error))
+                raise await self.after_others(
+                    DeferredRejected(unit=self.unit, name=place.name, problem=value.error), place
+                )
             return self._value(place, type, value.value)
         if not row.done:  # store whether value or timeout came first
             found = await self._wait(place.name, row.due_at)
             row = await self._store_first(place, found, timeout_s or 0.0)
         if row.error is not None:
-            raise await self.after_others(failure.unpack(row.error))
+            raise await self.after_others(failure.unpack(row.error), place)
         return self._value(place, type, row.value)
 
     def _value(self, place: Place, type: Any, data: bytes | None) -> Any:
@@ -281,9 +283,11 @@ class WaitingWork(Journal):
             self.parked -= 1
             self._count_out()
 
-    async def after_others(self, error: Exception) -> Exception:
+    async def after_others(self, error: Exception, place: Place | None = None) -> Exception:
         """Return the error to raise. In a later run it may be known at once, and ends the other branches: so these
         first get the time to reach their former places, by what is stored, and to register their compensations."""
+        if place is not None:
+            failure.mark(error, place)
         if self.places.is_branched:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)

@@ -526,6 +526,27 @@ class WorkflowEnded(WorkflowError):
     refused: str = "cannot be resumed"
 
 
+class WorkflowNotFailed(WorkflowError):
+    """Only a run that has failed is retried."""
+
+    text = "workflow {workflow}/{id} is {status}, and only a run that has failed is retried"
+    advice = "start_workflow(…, again=True) begins another life of a run that is over"
+    workflow: str
+    id: str
+    status: str
+
+
+class AlreadyUndone(WorkflowError):
+    """A compensation of the run has begun: what its steps say is not so any more."""
+
+    text = "workflow {workflow}/{id} has begun to undo what its steps did, and cannot go on from them"
+    advice = (
+        'start it again with again=True; on_failure="hold" has a run wait for your decision before it undoes anything'
+    )
+    workflow: str
+    id: str
+
+
 class WorkflowTimeout(WorkflowError, TimeoutError):
     """The run has not ended within the time that was given. It goes on."""
 

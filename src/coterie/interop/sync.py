@@ -318,6 +318,10 @@ class SyncWorkflowHandle(Generic[T_co]):
         """Request that the run end and run its compensations: as `WorkflowHandle.interrupt`."""
         self._cluster.run(self._handle.interrupt)
 
+    def retry(self) -> None:
+        """Have a failed run go on: as `WorkflowHandle.retry`."""
+        self._cluster.run(self._handle.retry)
+
     def resume(self) -> None:
         """Make a suspended run check now whether it can continue: as `WorkflowHandle.resume`."""
         self._cluster.run(self._handle.resume)

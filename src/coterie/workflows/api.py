@@ -35,6 +35,7 @@ from coterie.storage.contracts.units import UnitRow, UnitStart, UnitStartResult,
 from coterie.workflows import run_messages
 from coterie.workflows.definition import WorkflowType, require_id
 from coterie.workflows.history import StepInfo, step_info
+from coterie.workflows.recovery import retry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -224,6 +225,19 @@ class WorkflowHandle(Generic[T_co]):
         """
         here = self._writing(f"interrupting {self._unit}")
         await self._ask(await here.storage.units.interrupt(self._unit))
+
+    async def retry(self) -> None:
+        """Have a run that has failed go on from the step whose error has ended it, in the same life.
+
+        That step runs again, and nothing else that is stored. If it was a child that failed, that one is retried too.
+
+        Raises:
+            AlreadyUndone: A compensation has begun, its own or one of that child.
+            WorkflowNotFailed: It has not failed.
+            WorkflowNotFound: No such run exists, or no longer.
+        """
+        here = self._writing(f"retrying {self._unit}")
+        await retry(here, self._kind.name, self.id, self._unit)
 
     async def resume(self) -> None:
         """Make a suspended run check now whether it can continue. Has no effect on one that is running.

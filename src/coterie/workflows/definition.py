@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 
 from coterie.entities.arguments import locals_around
 from coterie.errors import ConfigurationError
@@ -34,6 +34,8 @@ class WorkflowOptions(TypedDict, total=False):
     """The shard group whose runners run it. Default: `default`."""
     retry: Retry | None
     """Retry policy for steps that raise. Default: no retries."""
+    on_failure: Literal["undo", "hold"]
+    """What a run does that has failed: run its compensations (the default), or nothing until `retry` or `interrupt`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +49,7 @@ class WorkflowType:
     result: Codec[Any]
     retry: Retry | None
     """The default retry policy of its steps; None: no retries."""
+    on_failure: Literal["undo", "hold"]
     version: str
     """The version of its code: a hash of the function's bytecode."""
 
@@ -85,6 +88,7 @@ def define(body: Any, options: WorkflowOptions) -> WorkflowType:
         payload=_codec(hints.get(parameters[1], Any), f"payload of {what}"),
         result=_codec(hints.get("return", Any), f"result of {what}"),
         retry=retry_of(options.get("retry"), what=what),
+        on_failure=_on_failure(options.get("on_failure", "undo"), what),
         version=_version(body),
     )
 
@@ -101,6 +105,12 @@ def _require_name(name: Any) -> str:
         return EntityAddress(name, "id").type
     except (ValueError, TypeError, AttributeError) as error:
         raise refusal(str(error).replace("entity type", "workflow's name")) from error
+
+
+def _on_failure(value: Any, what: str) -> Literal["undo", "hold"]:
+    if value not in ("undo", "hold"):
+        raise refusal(f"{what}: on_failure is {value!r}", hint='write on_failure="undo" or "hold"')
+    return "hold" if value == "hold" else "undo"
 
 
 def _parameters(body: Any, what: str, hint: str) -> list[str]:

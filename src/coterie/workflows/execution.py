@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import json
 
 from coterie.durable import failure
 from coterie.durable.branches import BranchedWork
@@ -271,10 +272,21 @@ class Execution:
                 log.warning("%s failed: %r", self._row.unit, error, exc_info=error)
                 if spans.on:
                     spans.failed(error)
-                await self._compensate()
-                await self._end("failed", error=failure.pack(error))
+                await self._fail(error)
         except StepDiverged as diverged:
             await self._retry_later(diverged)
+
+    async def _fail(self, error: BaseException) -> None:
+        """End it as failed; a run that is to be held undoes nothing, until somebody decides that it shall."""
+        steps = json.encode([[each.branch, each.position, each.kind, each.name] for each in failure.places_of(error)])
+        is_held = self._kind.on_failure == "hold"
+        if is_held and self._is_interrupted:
+            await self._compensate()
+            await self._end("interrupted")
+            return
+        if not is_held:
+            await self._compensate()
+        await self._end("failed", error=failure.pack(error), held=is_held, failed_steps=steps.decode())
 
     def _results(self, result: Any) -> tuple[NextLife | None, bytes | None]:
         """What the body returned: the next life of the run, or the encoded result.
@@ -332,11 +344,30 @@ class Execution:
             except Exception as error:  # noqa: BLE001 it is recorded
                 log.error("compensation %r of %s failed: %s", each.place.name, self._row.unit, error)
 
-    async def _end(self, status: UnitEnding, *, value: bytes | None = None, error: bytes | None = None) -> None:
+    async def _end(
+        self,
+        status: UnitEnding,
+        *,
+        value: bytes | None = None,
+        error: bytes | None = None,
+        held: bool = False,
+        failed_steps: str = "",
+    ) -> None:
         outcome = msgspec.msgpack.encode(Outcome(status, value, error)) if self._row.parent else b""
         parent, waited_as = self._row.parent, self._row.waited_as
         write = UnitEnd(
-            self._tenure.claim, self._row.unit, status, value, error, outcome, parent, waited_as, life=self._row.life
+            self._tenure.claim,
+            self._row.unit,
+            status,
+            value,
+            error,
+            outcome,
+            parent,
+            waited_as,
+            life=self._row.life,
+            retries=self._row.retries,
+            held=held,
+            failed_steps=failed_steps,
         )
         result = await while_held(
             self._work.require_held, partial(self._try_to_end, write), what=self._row.unit, log=log
@@ -346,7 +377,7 @@ class Execution:
         self._count(status)
         if result.wake is not None and self._row.parent is not None:
             self._held.send_hint(result.wake, self._row.parent)
-        if status != "done" and self._work.places.has_children:
+        if status != "done" and not held and self._work.places.has_children:
             self._held.interrupt_children(self._tenure.seat)
 
     async def _try_to_end(self, write: UnitEnd) -> UnitEndResult:

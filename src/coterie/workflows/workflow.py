@@ -288,9 +288,9 @@ class Workflow(Steps):
         if outcome.status == "done":
             return steps.decoded(workflow, outcome.value or b"", what=f"result of {name}/{id}")
         if outcome.status == "interrupted":
-            raise await self._work.after_others(WorkflowInterrupted(workflow=name, id=id))
+            raise await self._work.after_others(WorkflowInterrupted(workflow=name, id=id), place)
         problem = "" if outcome.error is None else failure.text_of(outcome.error)
-        raise await self._work.after_others(WorkflowFailed(workflow=name, id=id, problem=problem))
+        raise await self._work.after_others(WorkflowFailed(workflow=name, id=id, problem=problem), place)
 
     async def _outcome(self, place: Place, workflow: Any, payload: Any, id: str) -> bytes | None:
         """The outcome of a child, which is started unless the outcome is known: its row may be deleted by now."""

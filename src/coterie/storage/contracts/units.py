@@ -149,6 +149,12 @@ class UnitEnd(msgspec.Struct, frozen=True):
     """As in its row, from where the statement takes them: what encrypts the outcome needs them, too."""
     life: int | None = None
     """The life that ends; None: whichever there is."""
+    retries: int | None = None
+    """How often it had been retried when it was loaded: a late end does not end it after another retry."""
+    held: bool = False
+    """It has failed, and undoes nothing until it is retried or interrupted; it is not purged."""
+    failed_steps: str = ""
+    """As of `UnitRow`."""
 
     @property
     def key(self) -> str:
@@ -179,6 +185,19 @@ class NextLife(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     version: str
     """The version of the code that ends the one and begins the other."""
+
+
+class UnitRetry(msgspec.Struct, frozen=True, kw_only=True):
+    """Have a run go on that has failed, in the same life."""
+
+    unit: str
+    life: int
+    retries: int
+    """How often it had been retried when it was read."""
+    steps: tuple[tuple[str, int], ...]
+    """The places whose steps go: those whose errors have ended it."""
+    values: tuple[str, ...]
+    """The deferreds whose values go."""
 
 
 class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -435,7 +454,17 @@ class UnitStore(Protocol):
         ...
 
     async def interrupt(self, unit: str) -> UnitRow | None:
-        """Request the interruption of a workflow; a suspended one is made running. None: there is none."""
+        """Request the interruption of a workflow; one that is suspended, or has failed and is held, is made running.
+
+        None: there is none.
+        """
+        ...
+
+    async def retry(self, retries: Sequence[UnitRetry]) -> Literal["retried", "undone", "changed"]:
+        """Have runs go on that have failed or were interrupted, all of them or none.
+
+        "undone": a compensation of one is stored. "changed": one was retried meanwhile, or is not over.
+        """
         ...
 
     async def resume(self, unit: str) -> UnitRow | None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         UnitEnd,
         UnitEndResult,
         UnitKind,
+        UnitRetry,
         UnitStart,
         UnitStatus,
     )
@@ -156,6 +157,15 @@ class PostgresUnits(PostgresStore):
         """Request the interruption of a workflow; a suspended one is made running."""
         await self._read("interrupt_unit", unit)
         return await self._workflow(unit)
+
+    async def retry(self, retries: Sequence[UnitRetry]) -> Literal["retried", "undone", "changed"]:
+        """Have runs go on that have failed or were interrupted, all of them or none."""
+        runs = [[getattr(each, name) for each in retries] for name in ("unit", "life", "retries")]
+        steps = [(each.unit, branch, position) for each in retries for branch, position in each.steps]
+        values = [(each.unit, name) for each in retries for name in each.values]
+        columns = [[row[n] for row in steps] for n in range(3)] + [[row[n] for row in values] for n in range(2)]
+        rows = await self._write("retry_units", *runs, *columns)
+        return cast("Literal['retried', 'undone', 'changed']", rows[0]["told"])
 
     async def resume(self, unit: str) -> UnitRow | None:
         """Make a suspended workflow running."""

@@ -168,7 +168,9 @@ def step_record(row: Sequence[Any]) -> StepRecord:
 def end(connection: apsw.Connection, scope: Scope, writes: Sequence[UnitEnd]) -> list[UnitEndResult]:
     """End units, and resolve the deferreds of their parents. At most one for each unit."""
     held = _proven(connection, scope, writes)
-    asked = encoded({"unit": write.unit, "seat": write.claim.seat, "life": write.life} for write in held)
+    asked = encoded(
+        {"unit": write.unit, "seat": write.claim.seat, "life": write.life, "retries": write.retries} for write in held
+    )
     looks = _END_LOOKS.decode(connection.execute(SQL["end_looks"], bindings(scope, rows=asked)).get)
     found = {write.unit: look for write, look in zip(held, looks, strict=True)}
     if any(look.parent in found for look in looks) and len(writes) > 1:
@@ -182,7 +184,11 @@ def _write_ends(connection: apsw.Connection, scope: Scope, chosen: Sequence[tupl
     if not chosen:
         return
     same = scope.cluster, later_ns(scope)
-    kept = [(write.unit, write.status, write.value, write.error) for write, look in chosen if look.is_workflow]
+    kept = [
+        (write.unit, write.status, write.value, write.error, write.held, write.failed_steps)
+        for write, look in chosen
+        if look.is_workflow
+    ]
     write_rows(connection, SQL["end"], same, kept)
     gone = [write.unit for write, look in chosen if not look.is_workflow]
     if gone:

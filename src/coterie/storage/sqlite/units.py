@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         UnitEnd,
         UnitEndResult,
         UnitKind,
+        UnitRetry,
         UnitStatus,
     )
     from coterie.storage.interface import Claim
@@ -64,6 +65,7 @@ _WAKES = msgspec.json.Decoder(dict[str, int | None])
 _UNITS = msgspec.json.Decoder(list[str])
 _CHILDREN = msgspec.json.Decoder(list[tuple[str, str]])
 _MOST_CHILDREN = 500
+_RETRIED = ("failed", "interrupted")
 
 
 # ── for holders of units ────────────────────────────────────────────────────────────────────────────────────────
@@ -287,6 +289,28 @@ def interrupt(connection: apsw.Connection, scope: Scope, unit: str) -> UnitRow |
     return _workflow(connection, scope, unit)
 
 
+def retry(
+    connection: apsw.Connection, scope: Scope, retries: Sequence[UnitRetry]
+) -> Literal["retried", "undone", "changed"]:
+    """Have runs go on that have failed or were interrupted, all of them or none."""
+    rows = [_workflow(connection, scope, each.unit) for each in retries]
+    same = [
+        row is not None and (row.life, row.retries) == (each.life, each.retries) and row.status in _RETRIED
+        for each, row in zip(retries, rows, strict=True)
+    ]
+    if not all(same):
+        return "changed"
+    if any(connection.execute(SQL["undone"], bindings(scope, unit=each.unit)).get for each in retries):
+        return "undone"
+    for each in retries:
+        for branch, position in each.steps:
+            connection.execute(SQL["forget_step"], bindings(scope, unit=each.unit, branch=branch, position=position))
+        for name in each.values:
+            connection.execute(SQL["forget_value"], bindings(scope, unit=each.unit, name=name))
+        connection.execute(SQL["retry"], bindings(scope, unit=each.unit))
+    return "retried"
+
+
 def resume(connection: apsw.Connection, scope: Scope, unit: str) -> UnitRow | None:
     """Make a suspended workflow running. Returns its new row, or None if there is none."""
     connection.execute(SQL["resume"], bindings(scope, unit=unit))
@@ -396,6 +420,7 @@ class SqliteUnits(SqliteStore):
 
     resolve = writes(resolve, "resolve {name!r} of {unit!r}")
     interrupt = writes(interrupt, "interrupt {unit!r}")
+    retry = writes(retry, "retry runs that have failed")
     resume = writes(resume, "resume {unit!r}")
     get = reads(get, "look at {unit!r}")
     steps = reads(steps, "look at {unit!r}")

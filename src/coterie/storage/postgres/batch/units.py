@@ -23,7 +23,7 @@ _STEP = (
     *("key", "unit", "branch", "position", "kind", "name", "digest", "done", "value", "error", "due_s"),
     *("began_at", "attempts", "runner", "life"),
 )
-_END = ("unit", "status", "value", "error", "outcome", "life")
+_END = ("unit", "status", "value", "error", "outcome", "life", "retries", "held", "failed_steps")
 
 
 def is_shape(shape: str) -> TypeGuard[Shape]:

@@ -40,3 +40,59 @@ set life = $3::bigint, payload = $4, digest = $5, version = $6, status = 'runnin
     started_at = clock_timestamp(), changed_at = clock_timestamp()
 where u.cluster = $1 and u.unit = $2 and exists (select from over) and (select units from forgotten) > 0
 returning u.*, 0::bigint as steps;
+
+-- name: retry_units
+-- Have runs go on that have failed: a run, and the children whose failures have ended it. The steps whose errors have
+-- ended them go, with the values that had come for them; all else stays, and so does the life. All of them, or none: if
+-- one was retried meanwhile, or a compensation of one is stored, which is complete once a run is seen to be over [W9].
+with items as materialized (
+    select * from unnest($2::text[], $3::bigint[], $4::int[]) as u (unit, of_life, of_retries)
+), found as materialized (
+    select i.unit, exists (
+        select from coterie.steps as t where t.cluster = $1 and t.unit = i.unit and t.kind = 'compensation'
+    ) as undone
+    from items as i cross join lateral (
+        select from coterie.units
+        where cluster = $1 and unit = i.unit and life = i.of_life and retries = i.of_retries
+            and status in ('failed', 'interrupted')
+        offset 0
+    ) as u
+), locked as materialized (
+    select u.unit, u.life, u.retries, u.status
+    from (select unit from items order by unit offset 0) as i cross join lateral (
+        select unit, life, retries, status from coterie.units
+        where cluster = $1 and unit = i.unit
+        offset 0
+        for update
+    ) as u
+), good as materialized (
+    select i.unit
+    from items as i
+        join found as f on f.unit = i.unit and not f.undone
+        join locked as l on l.unit = i.unit and l.life = i.of_life and l.retries = i.of_retries
+    where l.status in ('failed', 'interrupted')
+), chosen as materialized (
+    select unit from good where (select count(*) from good) = (select count(*) from items)
+), steps_gone as (
+    delete from coterie.steps as t
+    using unnest($5::text[], $6::text[], $7::bigint[]) as p (unit, branch, position)
+    where t.cluster = $1 and t.unit = p.unit and t.branch = p.branch and t.position = p.position
+        and p.unit = any(array(select unit from chosen))
+    returning t.unit
+), values_gone as (
+    delete from coterie.deferreds as d
+    using unnest($8::text[], $9::text[]) as p (unit, name)
+    where d.cluster = $1 and d.unit = p.unit and d.name = p.name and p.unit = any(array(select unit from chosen))
+    returning d.unit
+), retried as (
+    update coterie.units as u
+    set status = 'running', ended_at = null, value = null, error = null, failed_steps = '', held = false,
+        interrupting = false, interrupts_children = false, retries = u.retries + 1, changed_at = clock_timestamp()
+    where u.cluster = $1 and u.unit = any(array(select unit from chosen))
+    returning u.unit
+)
+select case
+    when exists (select from retried) then 'retried'
+    when exists (select from found where undone) then 'undone'
+    else 'changed'
+end as told;

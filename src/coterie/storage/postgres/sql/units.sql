@@ -134,8 +134,9 @@ returning at;
 -- whether it was running until now, and the seat of its parent.
 with items as materialized (
     select * from unnest(
-        $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::bytea[], $10::bigint[]
-    ) as u (seat, epoch, unit, status, value, error, outcome, of_life)
+        $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bytea[], $8::bytea[], $9::bytea[], $10::bigint[],
+        $11::int[], $12::boolean[], $13::text[]
+    ) as u (seat, epoch, unit, status, value, error, outcome, of_life, of_retries, held, failed_steps)
 ), /* include fence (s.name, s.epoch) */, found as materialized (
     select i.*, u.kind, u.parent, u.waited_as, u.place
     from items as i
@@ -154,25 +155,30 @@ with items as materialized (
         order by unit offset 0
     ) as f
     cross join lateral (
-        select unit, seat, life, ended_at from coterie.units where cluster = $1 and unit = f.unit offset 0 for update
+        select unit, seat, life, retries, ended_at from coterie.units
+        where cluster = $1 and unit = f.unit offset 0 for update
     ) as u
 ), clock as materialized (
     select clock_timestamp() as now from (select count(*) from locked) as fence -- not while that one waits
 ), ending as materialized (
     select f.*, clock.now
     from found as f join locked as l on l.unit = f.unit cross join clock
-    where l.ended_at is null and l.life = coalesce(f.of_life, l.life)
+    where l.ended_at is null and l.life = coalesce(f.of_life, l.life) and l.retries = coalesce(f.of_retries, l.retries)
     order by f.unit
 ), kept as (
     insert into coterie.units as u (
-        cluster, unit, kind, name, id, seat, status, started_at, changed_at, ended_at, value, error, interrupts_children
+        cluster, unit, kind, name, id, seat, status, started_at, changed_at, ended_at, value, error, interrupts_children,
+        held, failed_steps
     )
-    select $1, e.unit, e.kind, '', '', e.seat, e.status, e.now, e.now, e.now, e.value, e.error, e.status <> 'done'
+    select
+        $1, e.unit, e.kind, '', '', e.seat, e.status, e.now, e.now, e.now, e.value, e.error,
+        e.status <> 'done' and not e.held, e.held, e.failed_steps
     from ending as e
     where e.kind = 'workflow'
     on conflict (cluster, unit) do update -- always: the row is there, and locked, see kv.sql
     set status = excluded.status, value = excluded.value, error = excluded.error, ended_at = excluded.ended_at,
-        changed_at = excluded.changed_at, wake_at = null, interrupts_children = excluded.interrupts_children
+        changed_at = excluded.changed_at, wake_at = null, interrupts_children = excluded.interrupts_children,
+        held = excluded.held, failed_steps = excluded.failed_steps
     returning u.unit
 ), gone as (
     delete from coterie.units as u
@@ -444,10 +450,12 @@ select
     coalesce((select seat from woken), (select seat from unit where ended_at is null and life = $6::bigint)) as wake;
 
 -- name: interrupt_unit
--- Request the interruption of a workflow.
+-- Request the interruption of a workflow. One that has failed and is held goes on, to undo what it has done.
 update coterie.units
-set interrupting = true, changed_at = clock_timestamp(), wake_at = null, status = 'running'
-where cluster = $1 and unit = $2 and kind = 'workflow' and ended_at is null and (not interrupting or status = 'suspended');
+set interrupting = true, changed_at = clock_timestamp(), wake_at = null, status = 'running', ended_at = null,
+    retries = retries + held::int, held = false
+where cluster = $1 and unit = $2 and kind = 'workflow'
+    and (held or (ended_at is null and (not interrupting or status = 'suspended')));
 
 -- name: interrupt_children
 -- Request the interruption of some children of workflows on these seats that failed or were interrupted. Returns them
@@ -527,7 +535,7 @@ with edge as materialized (
     select clock_timestamp() - make_interval(secs => $2::float8) as at
 ), old as materialized (
     select unit, kind from coterie.units
-    where cluster = $1 and ended_at <= (select at from edge)
+    where cluster = $1 and ended_at <= (select at from edge) and not held
     order by ended_at limit $3
     for update skip locked
 ), abandoned as materialized ( -- what makes steps is not, nor what sleeps for a week

@@ -12,3 +12,22 @@ set life = :life, payload = :payload, digest = :digest, version = :version, stat
     parent = null, waited_as = '', value = null, error = null, failed_steps = '', retries = 0, ended_at_ns = null,
     interrupts_children = 0, started_at_ns = :now_ns, changed_at_ns = :now_ns
 where cluster = :cluster and unit = :unit;
+
+-- name: undone
+-- Whether a compensation of a run is stored.
+select exists (select 1 from steps where cluster = :cluster and unit = :unit and kind = 'compensation');
+
+-- name: retry
+-- A run that has failed goes on.
+update units
+set status = 'running', ended_at_ns = null, value = null, error = null, failed_steps = '', held = 0, interrupting = 0,
+    interrupts_children = 0, retries = retries + 1, changed_at_ns = :now_ns
+where cluster = :cluster and unit = :unit;
+
+-- name: forget_step
+-- A step is gone.
+delete from steps where cluster = :cluster and unit = :unit and branch = :branch and position = :position;
+
+-- name: forget_value
+-- So is a value that had come.
+delete from deferreds where cluster = :cluster and unit = :unit and name = :name;

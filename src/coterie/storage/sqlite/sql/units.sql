@@ -40,7 +40,8 @@ from steps where cluster = :cluster and unit = :unit and branch = :branch and po
 -- name: end_looks
 -- What decides about the ends of units: whether they go on, on these seats; who waits for them, and where, if that goes on.
 select json_group_array(json_array(
-    u.unit is not null and u.ended_at_ns is null and u.life = ifnull(asked.value ->> 'life', u.life), u.kind = 'workflow', p.unit, u.waited_as, p.seat, p.life
+    u.unit is not null and u.ended_at_ns is null and u.life = ifnull(asked.value ->> 'life', u.life)
+        and u.retries = ifnull(asked.value ->> 'retries', u.retries), u.kind = 'workflow', p.unit, u.waited_as, p.seat, p.life
 ) order by asked.key)
 from json_each(:rows) as asked
     left join units as u on u.cluster = :cluster and u.unit = asked.value ->> 'unit'
@@ -51,10 +52,11 @@ from json_each(:rows) as asked
 -- Workflows are over.
 update or rollback units
 set status = said.column2, value = said.column3, error = said.column4, ended_at_ns = ?2, changed_at_ns = ?2,
-    wake_at_ns = null, interrupts_children = said.column2 <> 'done'
+    wake_at_ns = null, interrupts_children = said.column2 <> 'done' and not said.column5, held = said.column5,
+    failed_steps = said.column6
 from (
     values
-        (?, ?, ?, ?) -- each
+        (?, ?, ?, ?, ?, ?) -- each
 ) as said
 where units.cluster = ?1 and units.unit = said.column1;
 
@@ -199,9 +201,11 @@ select claimed_at_ns from ticks
 where cluster = :cluster and name = :cron and kind = :kind and at_ns = :at_ns and seq = :seq and outcome is null;
 
 -- name: interrupt
--- Ask for the end of a workflow.
-update units set interrupting = 1, changed_at_ns = :now_ns, wake_at_ns = null, status = 'running'
-where cluster = :cluster and unit = :unit and kind = 'workflow' and ended_at_ns is null and not interrupting;
+-- Ask for the end of a workflow. One that has failed and is held goes on, to undo what it has done.
+update units
+set interrupting = 1, changed_at_ns = :now_ns, wake_at_ns = null, status = 'running', ended_at_ns = null,
+    retries = retries + held, held = 0
+where cluster = :cluster and unit = :unit and kind = 'workflow' and (held or (ended_at_ns is null and not interrupting));
 
 -- name: interrupts_children
 -- Whether the children of workflows on these seats are to be asked to end.
@@ -253,7 +257,7 @@ order by changed_at_ns desc limit :most;
 -- name: ended
 -- Some workflows that ended long ago.
 select json_group_array(unit) from (
-    select unit from units where cluster = :cluster and ended_at_ns < :before_ns order by ended_at_ns limit :most
+    select unit from units where cluster = :cluster and ended_at_ns < :before_ns and not held order by ended_at_ns limit :most
 );
 
 -- name: abandoned
