@@ -437,3 +437,30 @@ async def test_frames_to_runners_are_bounded() -> None:
     jobs = [type(each)(each.id, SEAT, "", "mail", "f1", b"x" * 700_000, None, 1, ME, 0, 0, 1.0) for each in big]
     assert [len(batch) for batch in batches(jobs)] == [1, 1, 1]
     assert [len(batch) for batch in batches(big)] == [3]
+
+
+async def test_a_backlog_is_read_as_it_starts_and_not_over_and_over() -> None:
+    store = FakeStore()
+    store.put(*(head(f"{part}{n:04}", f"{part}") for part in range(30) for n in range(450)))
+    async with Bench(store, r1=10) as bench:
+        await bench.until(lambda: len(bench.begun()) == 10)
+        await bench.quiet()
+        calls = store.count("refill")
+        assert calls <= 6
+        for _ in range(30):
+            for job in bench.begun():
+                bench.over(job)
+            await bench.until(lambda: len(bench.begun()) == 10)
+        assert store.count("refill") == calls
+
+
+async def test_a_lost_hint_of_a_job_in_the_middle_of_a_backlog_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: jobs behind it must not start for long while it is not known."""
+    monkeypatch.setattr(upkeep, "_WHOLE_S", 0.02)
+    async with Bench(r1=1) as bench:
+        bench.send(*(head(f"{n:02}", rank_s=float(n)) for n in range(20)))
+        await bench.until(bench.begun)
+        bench.store.put(head("lost", rank_s=10.5))
+        await bench.quiet()
+        bench.poll()
+        await bench.until(lambda: "lost" in bench.dispatcher.lanes)

@@ -15,6 +15,7 @@ that belongs behind the last known job is dropped, since unknown ones may come b
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import insort
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -32,8 +33,8 @@ JOBS_MOST = 50_000
 PARTS_MOST = 100_000
 LANE_MOST = 4_000
 """Jobs in memory of one partition; beyond that it is cut to half."""
-LOW = 500
-"""With fewer jobs than that a lane that has more is read again."""
+ORDERED_MOST = 16
+"""The same where one job runs at a time: such a partition is read with each hint."""
 
 Ranked: TypeAlias = "tuple[float, str, JobHead]"
 
@@ -57,7 +58,7 @@ class LaneEntry(NamedTuple):
 class Lane:
     """The first ready jobs of a partition."""
 
-    __slots__ = ("claimed", "entry", "is_read", "jobs", "more", "part", "picky")
+    __slots__ = ("claimed", "entry", "is_read", "jobs", "more", "part", "picky", "read_s")
 
     def __init__(self, part: str) -> None:
         self.part = part
@@ -71,6 +72,8 @@ class Lane:
         """How many of its jobs are claimed, or are being claimed."""
         self.is_read = False
         """Whether a read of it is under way."""
+        self.read_s = -math.inf
+        """When all of it was compared with storage: the hint of a job in its middle may have been lost since."""
         self.entry: LaneEntry | None = None
         """None: it is not open."""
 
@@ -145,8 +148,9 @@ class Lanes:
 
     @property
     def share(self) -> int:
-        """How many jobs of each partition are kept in memory."""
-        return max(1, min(LANE_MOST // 2, JOBS_MOST // max(1, len(self._lanes))))
+        """How many jobs of each partition are kept in memory, and read at once."""
+        most = ORDERED_MOST if self.part_limit == 1 else LANE_MOST // 2
+        return max(1, min(most, JOBS_MOST // max(1, len(self._lanes))))
 
     def absent(self, after: str | None, last: str | None, found: Collection[str]) -> list[str]:
         """The partitions in memory that a sweep from `after` to `last`, None being either end, did not find."""
@@ -220,6 +224,8 @@ class Lanes:
             heads |= {each.id: each for each in new if last is None or (each.rank_s, each.id) < last}
         rest = {} if last is None else {each[1]: each[2] for each in before if each[:2] > last}
         lane.more = lane.more if rest else found.more
+        if not rest:
+            lane.read_s = now_s
         heads |= rest
         for gone in but:
             heads.pop(gone, None)
@@ -239,6 +245,11 @@ class Lanes:
         _, _, head = of.pop(place)
         self._settle(lane, now_s)
         return head
+
+    def unread(self, parts: Iterable[str], now_s: float, *, age_s: float) -> list[str]:
+        """Those of some partitions that have not been compared as a whole for so long."""
+        found = (lane for part in parts if (lane := self._lanes.get(part)) is not None)
+        return [lane.part for lane in found if not 0 <= now_s - lane.read_s < age_s and not lane.is_read]
 
     def want(self, part: str) -> None:
         """Have a partition read again."""
@@ -391,7 +402,7 @@ class Lanes:
 
     def _settle(self, lane: Lane, now_s: float) -> None:
         """Open or close a lane, have it read, or forget it, after something about it has changed."""
-        if lane.more and not lane.is_read and len(lane) <= min(LOW, self.share // 4):
+        if lane.more and not lane.is_read and len(lane) <= self.share // 4:
             self.want(lane.part)
         first = lane.first
         if first is None or (self.part_limit is not None and lane.claimed >= self.part_limit):

@@ -36,10 +36,12 @@ _PARTS = 500
 """Partitions of one page of a sweep, and …"""
 _EACH = 4
 """… jobs of each."""
-_REFILL_PARTS = 50
+_REFILL_PARTS = 100
 """Partitions of one refill, and …"""
 _REFILL_MOST = 10_000
-"""… jobs of all of them."""
+"""… jobs of all of them: fewer partitions with as many of each as are kept, else they would be read again at once."""
+_WHOLE_S = 5.0
+"""How long partitions with more jobs than a sweep reads are not read as far as they are in memory."""
 _MATURE_MOST = 1_000
 _TAKE_BACK_MOST = 500
 _PARK_MOST = 1_000
@@ -234,10 +236,10 @@ class Upkeep:
 
     async def _refill(self) -> None:
         lanes = self._of.lanes
-        parts = lanes.reading(_REFILL_PARTS)
+        each = lanes.share
+        parts = lanes.reading(max(1, min(_REFILL_PARTS, _REFILL_MOST // each)))
         if not parts:
             return
-        each = max(1, min(lanes.share, _REFILL_MOST // len(parts)))
         with self.window:
             try:
                 found = await self._of.store.refill(self._of.seat, parts, each=each)
@@ -260,6 +262,9 @@ class Upkeep:
                 raise
             last = found[-1].part if len(found) == _PARTS else None
             self._replace(found, empty=lanes.absent(self._after, last, {each.part for each in found}))
+        deep = lanes.unread((each.part for each in found if each.more), self._of.now_s(), age_s=_WHOLE_S)
+        for part in deep[: max(1, _REFILL_MOST // lanes.share)]:
+            lanes.want(part)
         self._after = last
         if last is None and not lanes.overflowed:
             lanes.is_complete = True
