@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import apsw
 import pytest
 
-from coterie.cli.commands.check import Audit, FenceCheck, HolderCheck, MessageCheck, StateCheck, TickCheck
+from coterie.cli.commands.check import Audit, FenceCheck, HolderCheck, JobCheck, MessageCheck, StateCheck, TickCheck
 from coterie.storage import unreadable_rows
 from coterie.storage.contracts.inspection import AuditRow, EndedMessage, StateMark
+from coterie.storage.contracts.jobs import RunningJob
 from coterie.storage.contracts.ticks import TickRow
 from coterie.storage.interface import ClusterSnapshot, RunnerRow, SeatRow
 from tests.unit.cli.command_runner import Served, coterie, require_golden, serving, transcript
@@ -118,6 +119,7 @@ def test_without_audit_it_says_so_and_checks_the_rest(served: Served, capsys: py
         "states": "good",
         "ticks": "good",
         "messages": "good",
+        "jobs": "good",
     }
     assert document["rows"] > 0
 
@@ -339,3 +341,23 @@ def test_a_message_that_is_done_has_its_reply() -> None:
     assert (messages.broken, messages.dead) == ([], 1)
     messages.see([EndedMessage("8", "Account", "alice", "charge", SHARD, 1, T0, False, False, 1)])
     assert [promise for promise, _ in messages.broken] == ["INV-D2"]
+
+
+def test_a_job_runs_on_a_runner_that_takes_part_or_waits_to_be_taken_back() -> None:
+    """T1: whoever joined or left while the jobs were read took part."""
+
+    def of(*runners: str) -> ClusterSnapshot:
+        rows = [
+            RunnerRow(id=each, name=each, address="", host_id="", groups=(), knows={}, started_at=T0)
+            for each in runners
+        ]
+        return ClusterSnapshot(tuple(rows), (), "")
+
+    def running(runner: str | None) -> RunningJob:
+        return RunningJob(f"j-{runner}", "queue:emails", "", "send_email", 1, runner, cancelling=False)
+
+    check = JobCheck()
+    check.see([running("a"), running("b"), running("c"), running(None)], of("a", "b"), of("b", "c"))
+    assert (check.rows, check.lost, check.broken) == (4, 1, [])
+    check.see([running("d"), running("e")], of("a"), of("a"), unreadable=["e"])
+    assert check.broken == [("T1", "job j-d of send_email runs on d, which is no runner")]

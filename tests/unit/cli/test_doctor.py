@@ -20,6 +20,7 @@ from coterie.storage.contracts.inspection import ServerInfo
 from coterie.storage.interface import RunnerRow
 from coterie.storage.migrations import Migration
 from tests.unit.cli.command_runner import coterie, require_golden, screen, transcript
+from tests.unit.observe import cluster_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,3 +246,15 @@ def test_a_drain_that_nobody_can_compare_is_only_a_remark() -> None:
     open_to_all = {"http_listen": "0.0.0.0:7650", "listen": "0.0.0.0:0", "drain": "40s"}
     (finding,) = doctor.kubernetes(Settings.load(open_to_all, environ={}), POD)
     assert (finding.how, doctor.GRACE in finding.hint) == ("warn", True)
+
+
+def test_jobs_that_nobody_can_run_and_queues_that_are_forgotten_paused_are_worth_a_remark() -> None:
+    well = cluster_facts.queue(ready=3)
+    assert [(each.says, each.how) for each in doctor.queues((well,))] == [("1 queue, 0 paused", "good")]
+    assert not list(doctor.queues(()))
+    parked = cluster_facts.queue(parked=2, parked_tasks=("resize",))
+    paused = cluster_facts.queue("slow", ready=1, paused_at=cluster_facts.ago(60))
+    one, two, _ = doctor.queues((parked, paused))
+    assert (one.how, one.says) == ("warn", "2 jobs of queue emails parked: no runner has task resize")
+    assert (two.how, two.says) == ("warn", "queue slow is paused, and 1 job waits in it")
+    assert two.hint == "coterie queues resume slow"

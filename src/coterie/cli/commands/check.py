@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.storage.contracts.inspection import AuditRow, EndedMessage, StateMark
+    from coterie.storage.contracts.jobs import RunningJob
     from coterie.storage.contracts.ticks import TickRow
     from coterie.storage.interface import ClusterSnapshot, Storage
 
@@ -144,6 +145,23 @@ class HolderCheck(Check):
 
 
 @dataclass
+class JobCheck(Check):
+    """T1: a job that runs is claimed for a registered runner; those of lost ones wait to be taken back."""
+
+    lost: int = 0
+    """Jobs that wait for that."""
+
+    def see(self, running: Sequence[RunningJob], *views: ClusterSnapshot, unreadable: Iterable[str] = ()) -> None:
+        """Check the running jobs, which were read between these views of the cluster."""
+        there = {row.id for view in views for row in view.runners} | set(unreadable)
+        self.rows += len(running)
+        self.lost += sum(job.runner is None for job in running)
+        for job in running:
+            if job.runner is not None and job.runner not in there:
+                self.say("T1", f"job {job.id} of {job.task} runs on {job.runner}, which is no runner")
+
+
+@dataclass
 class StateCheck(Check):
     """INV-F3: the versions of a state follow each other, and no older epoch follows a newer one."""
 
@@ -247,13 +265,14 @@ class History:
         self.states = StateCheck(fence=self.fence)
         self.ticks = TickCheck(fence=self.fence)
         self.messages = MessageCheck(fence=self.fence)
+        self.jobs = JobCheck()
         self.holders = HolderCheck()
         self._crons = 0
 
     @property
     def rows(self) -> int:
         """The number of rows read."""
-        return sum(each.rows for each in (self.audit, self.states, self.ticks, self.messages, self.holders))
+        return sum(each.rows for each in (self.audit, self.states, self.ticks, self.messages, self.jobs, self.holders))
 
     @property
     def broken(self) -> list[tuple[str, str]]:
@@ -276,14 +295,20 @@ class History:
         async for endings in _pages(inspection.endings, "", lambda row: row.id):
             self.messages.see(endings)
             progress.at(self.rows)
+        before = await storage.view()
+        running = [job for queue in await storage.jobs.queues() for job in await storage.jobs.running(queue.seat)]
         view = await storage.view()
-        self.holders.see(view, unreadable=[row.key for row in unreadable_rows.found() if row.table == "runners"])
+        unreadable = [row.key for row in unreadable_rows.found() if row.table == "runners"]
+        self.jobs.see(running, before, view, unreadable=unreadable)
+        self.holders.see(view, unreadable=unreadable)
         self.audit.compare(view)
         self.fence.compare(view)
 
     def findings(self) -> list[Finding]:
         """A line for each promise, several where it is broken."""
-        judged = dict(zip(("grants", "holders", "fence", "states", "ticks", "messages"), self._judges(), strict=True))
+        judged = dict(
+            zip(("grants", "holders", "fence", "states", "ticks", "messages", "jobs"), self._judges(), strict=True)
+        )
         found = [each for what, judge in judged.items() for each in _found(what, judge, self._well(what))]
         found += [Finding("rows", str(row), "bad", "repair or delete it with SQL") for row in unreadable_rows.found()]
         if not self.audit.is_dated:
@@ -301,14 +326,14 @@ class History:
         return f"{text:<{_LINE}}exit {NO}" if count or left_out else text
 
     def _judges(self) -> tuple[Check, ...]:
-        return self.audit, self.holders, self.fence, self.states, self.ticks, self.messages
+        return self.audit, self.holders, self.fence, self.states, self.ticks, self.messages, self.jobs
 
     def _well(self, what: str) -> Finding:
         """The finding for a promise that holds."""
         audit, kinds = self.audit, self.audit.kinds
         if what == "grants" and not audit.rows:
             return Finding("audit", OFF, "warn", _ON)
-        messages, ticks = self.messages, self.ticks
+        messages, ticks, jobs = self.messages, self.ticks, self.jobs
         texts = {
             "grants": f"{kinds['granted']:,} of {audit.seats:,} seats, each epoch once, each higher than the last",
             "holders": f"{self.holders.rows:,} seats, each free or held by one runner that takes part",
@@ -316,6 +341,7 @@ class History:
             "states": f"{self.states.rows:,} versions, none that follows a newer epoch",
             "ticks": f"{ticks.rows:,} of {plural(self._crons, 'cron')}, none decided twice, {ticks.open:,} not over",
             "messages": f"{messages.rows:,} have ended, {messages.dead:,} of them dead, the others with a reply",
+            "jobs": f"{jobs.rows:,} run, each on a runner that takes part; {jobs.lost:,} wait to be taken back",
         }
         return Finding(what, texts[what])
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.observe.facts import LocalFacts
+    from coterie.observe.facts import LocalFacts, QueueFacts
     from coterie.storage.contracts.inspection import ServerInfo
     from coterie.storage.interface import RunnerRow
     from coterie.storage.migrations import Migration
@@ -136,6 +136,24 @@ def versions(rows: Sequence[RunnerRow], replies: Mapping[str, LocalFacts | None]
         usual = counted[0][0]
         others = [f"{name} runs {version}" for name, version in sorted(found.items()) if version != usual]
         yield Finding("versions", f"{', '.join(others)}, the others {usual}: fine during a deploy", "warn")
+
+
+def queues(found: Sequence[QueueFacts]) -> Iterator[Finding]:
+    """Whether there is somebody to run what is stored: tasks that no runner has, queues that were forgotten paused."""
+    if not found:
+        return
+    paused = [each for each in found if each.paused_at is not None]
+    for each in found:
+        if each.parked:
+            tasks = ", ".join(each.parked_tasks) or "unknown"
+            says = f"{plural(each.parked, 'job')} of queue {each.name} parked: no runner has task {tasks}"
+            yield Finding("queues", says, "warn", f"start a runner of group {each.group} whose program has them")
+    for each in paused:
+        if each.ready:
+            waiting = "1 job waits" if each.ready == 1 else f"{each.ready:,} jobs wait"
+            says = f"queue {each.name} is paused, and {waiting} in it"
+            yield Finding("queues", says, "warn", f"coterie queues resume {each.name}")
+    yield Finding("queues", f"{plural(len(found), 'queue')}, {len(paused)} paused")
 
 
 def ports(settings: Settings, *, runs_here: bool) -> Iterator[Finding]:
@@ -334,6 +352,7 @@ class Examination:
         self._runs_here = any(row.host_id == host_id() for row in rows)
         for check in (clocks, runners, versions):
             self.findings += check(rows, replies)
+        self.findings += queues(facts.queues)
         self.findings += unreadable(replies)
 
 
