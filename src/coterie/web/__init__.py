@@ -14,9 +14,7 @@ costs little, however slow or malicious the client, and never delays a drain.
 `feed`         what changes, as server-sent events
 `details`      one thing, or one list
 `acts`         what people may do with the page, and the record of it
-`calls`        calls of entities and workflows, for other programs
-`call_errors`  their errors, in one form. Pure
-`offer`        what may be called
+`calls`        calls of entities, workflows and tasks, for other programs: what is offered, the requests, their errors
 `assets`       the files of the page, which are in the folder `page`
 `openapi`      the description of the routes for machines
 `cluster_view` what is read of a cluster
@@ -29,8 +27,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coterie.web.application import build
+from coterie.web.calls.offer import offer_of
 from coterie.web.cluster_view import ClusterView
-from coterie.web.offer import offer_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -18,7 +18,7 @@ from coterie.observe.view import PAGES
 from coterie.web import assets, responses
 from coterie.web.access import RequestGuard, access_of, may_call, require_read
 from coterie.web.acts import Acts
-from coterie.web.calls import HttpCalls
+from coterie.web.calls.handlers import HttpCalls
 from coterie.web.details import Details
 from coterie.web.feed import MOST as STREAMS_MOST
 from coterie.web.feed import Feed

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coterie.observe.view import View
     from coterie.settings import Settings, WebAccess
     from coterie.settings.secret import Secret
-    from coterie.web.offer import Offer
+    from coterie.web.calls.offer import Offer
 
 PROBED_S = 0.5
 """Time limit of a probe's database read, and the age up to which facts are reused. Kubernetes waits only a second."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from coterie.observe.jobs.filter import JOB_WORDS
 from coterie.observe.message_filter import STATES
 from coterie.observe.view import PAGES
-from coterie.web.call_schemas import described
+from coterie.web.calls.schemas import described
 from coterie.web.details import LIST_MOST, TAG_MOST
 
 if TYPE_CHECKING:
-    from coterie.web.offer import Offer
+    from coterie.web.calls.offer import Offer
 
 _TEXT = {"type": "string"}
 _INSTANT = {"type": ["string", "null"], "format": "date-time"}

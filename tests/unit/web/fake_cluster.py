@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coterie.kernel.supervisor import MakeWork
     from coterie.settings import WebAccess
     from coterie.settings.secret import Secret
-    from coterie.web.offer import Offer
+    from coterie.web.calls.offer import Offer
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 STUCK = Reason(

@@ -29,8 +29,8 @@ from coterie import (
 from coterie.kernel.ids import EntityAddress
 from coterie.kernel.text import visible
 from coterie.settings import Settings
-from coterie.web import calls
-from coterie.web.call_errors import refusal_of
+from coterie.web.calls import handlers as calls
+from coterie.web.calls.errors import refusal_of
 from coterie.web.openapi import document
 from coterie.web.server import HttpServer
 from tests.unit.web.page_program import LIMIT_S
@@ -663,7 +663,7 @@ def test_types_without_a_schema_are_any_value(tmp_path: Path) -> None:
     Odd.take.__annotations__ = {"one": first, "two": second, "code": Code, "many": list[Code], "return": Any}
     cluster = Cluster(f"sqlite:///{tmp_path}/c.db", http_calls=["Odd"], http_calls_token=TOKEN)
     cluster.entity(Odd)
-    from coterie.web.offer import offer_of
+    from coterie.web.calls.offer import offer_of
 
     offer = offer_of(cluster.settings, lambda: cluster._program.entities.types, dict, dict)
     described = document("1", offer=offer)

@@ -43,7 +43,7 @@ from coterie.kernel.plain import plain
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import visible
 from coterie.web.access import is_foreign, may_call
-from coterie.web.call_errors import CallRefusal, refusal_of
+from coterie.web.calls.errors import CallRefusal, refusal_of
 from coterie.web.responses import instant
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from coterie.storage.contracts.units import UnitRow
+    from coterie.web.calls.offer import Offer
     from coterie.web.cluster_view import WebView
-    from coterie.web.offer import Offer
     from coterie.workflows.api import WorkflowHandle
     from coterie.workflows.definition import WorkflowType
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from coterie.kernel.serialization.models import is_model_type
-from coterie.web.calls import KEY_MOST, WAIT_MOST_S
+from coterie.web.calls.handlers import KEY_MOST, WAIT_MOST_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from coterie.entities.rpc import Rpc
     from coterie.tasks.definition import TaskType
-    from coterie.web.offer import Offer
+    from coterie.web.calls.offer import Offer
     from coterie.workflows.definition import WorkflowType
 
 _OURS = "program."
