@@ -157,3 +157,32 @@ async def test_time_is_refused_in_a_body_as_everywhere_in_a_simulation() -> None
 async def _read(cluster: Cluster, kind: Any) -> str:
     said: str = await cluster.ref(kind, "x").read()
     return said
+
+
+def waits_in_process(number: int) -> int:
+    time.sleep(1)
+    current().progress(1, 2)
+    return number
+
+
+@pytest.mark.simulated(seeds=3)
+async def test_jobs_in_threads_and_processes_run_while_a_runner_is_killed() -> None:
+    """A simulation has no other processes: their bodies run in threads, in virtual time."""
+    cluster = Cluster("sqlite://", shards=4, retry=Retry(attempts=50, base="10ms"))
+
+    @cluster.task
+    def in_thread(number: int) -> int:
+        time.sleep(1)
+        return number
+
+    in_process = cluster.task(pool="process")(waits_in_process)
+
+    async with simulate(cluster, runners=2) as sim:
+
+        async def work() -> list[int]:
+            ids = [await cluster.send(task.job(number)) for number in range(5) for task in (in_thread, in_process)]
+            await asyncio.sleep(0.5)
+            sim.runners[1].kill()
+            return [await cluster.result(each, timeout="10m") for each in ids]
+
+        assert await sim.runners[0].spawn(work()) == [number for number in range(5) for _ in range(2)]
