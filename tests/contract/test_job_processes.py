@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from coterie.tasks.frames import JobCancel, SlotsQuestion
 from coterie.tasks.worker.processes import ProcessPool
 from tests.contract import process_program
 from tests.contract.jobs import CANCELLED, ONE, Desk, desk
-from tests.contract.test_job_worker import Workshop, failure, opened, until_async
+from tests.contract.test_job_worker import Workshop, failure, opened, until, until_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,6 +77,14 @@ async def test_a_crash_fails_the_attempt_and_the_next_body_gets_a_new_process(sh
     problem = "the process that ran it ended before it did: signal 11 (SIGSEGV)"
     assert row.errors[0].error.startswith(f"BodyProcessDied: {problem}")
     assert (await shop.ended(WORK, what="a")).state == "done"
+
+
+async def test_a_process_that_ended_while_it_was_idle_is_not_used_again(shop: Workshop) -> None:
+    pid = int(words((await shop.ended(WORK, what="a")).reply)[1])
+    (process,) = shop.runner.processes._all
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: process.has_ended)
+    assert (await shop.ended(WORK, what="b")).state == "done"
 
 
 @pytest.mark.parametrize("ignores", [False, True])

@@ -116,7 +116,7 @@ class ProcessPool:
             place, task.name, payload, attempt.message_id, attempt.attempt, attempt.runner, attempt.key,
             attempt.trace_id,
         )  # fmt: skip
-        process = self._idle.pop() if self._idle else await self._started()
+        process = self._rested() or await self._started()
         try:
             ended = await process.run(body)
         finally:
@@ -136,6 +136,15 @@ class ProcessPool:
             process.kill()
         await settled([process.listening for process in self._all], limit_s=GRACE_S)
         await self._tasks.stop()
+
+    def _rested(self) -> BodyProcess | None:
+        """A process that is idle, and has not ended meanwhile."""
+        while self._idle:
+            process = self._idle.pop()
+            if not process.has_ended:
+                return process
+            self._all.pop(process, None)
+        return None
 
     async def _started(self) -> BodyProcess:
         ours, theirs = socket.socketpair()

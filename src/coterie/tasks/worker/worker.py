@@ -105,6 +105,8 @@ class JobWorker(Service):
         """Claims that were looked up and not found, though storage had them."""
         self._declined: dict[str, None] = {}
         """Ids of jobs that were given back once because they cannot be decoded here."""
+        self._unknown: set[str] = set()
+        """Tasks that this program does not know, and of which jobs came."""
         self._look = asyncio.Event()
         threads = runner.threads
         self._slots = SlotTable(
@@ -209,6 +211,9 @@ class JobWorker(Service):
         self._reports.stop()
         await self.settle()
         self._incarnation = ""
+        for task in (self._returning, self._fetching):
+            if task is not None:
+                task.cancel()
         await self._services.processes.stop()
 
     @property
@@ -228,7 +233,8 @@ class JobWorker(Service):
         ):
             return
         task = self._known.get(delivery.task)
-        if task is None:
+        if task is None and delivery.task not in self._unknown:
+            self._unknown.add(delivery.task)
             log.warning(
                 "jobs of task %r are set aside: this runner does not know the task (is a newer version deployed "
                 "elsewhere?)", delivery.task,
