@@ -147,6 +147,7 @@ NOT_STANDING = {
     "storage/user_transaction.py::UserTransaction._start_the_clock": _TIMER_ONCE,
     "storage/user_transaction.py::UserTransaction._end": "one end of a transaction",
     "tasks/exchange.py::JobExchange._send": "one attempt to connect: what the frames say is found by sweeps",
+    "tasks/exchange.py::JobExchange.on_request": _ONE_CALL,
     "tasks/exchange.py::JobExchange._refresh": _ASKED,
     "tasks/exchange.py::JobExchange._tell_holder": "one search for a holder: likewise",
     "tasks/worker/attempt.py::JobRun.attempt": _TIMER_ONCE,

@@ -281,7 +281,7 @@ class Bench:
         return [each.id for where, jobs in self.runners.jobs.items() if runner in ("", where) for each in jobs]
 
     async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not holds():
                 await asyncio.sleep(0.005)
 
