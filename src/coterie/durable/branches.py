@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from coterie.kernel.retry import Retry
+    from coterie.storage.contracts.units import StepRow
 
 _ITEMS_MOST = 100_000
 _TURNS = 100
-"""Turns of the loop in which a loser gets to its former places."""
+"""Turns of the loop in which a loser that has got its last result goes on to what follows: a compensation."""
+_REPLAY_S = 1.0
+"""How long a loser may take to get to its former places, if its code waits for something else in between."""
 
 
 class _Items(NamedTuple):
@@ -154,7 +157,8 @@ class BranchedWork(DurableWork):
             else:
                 winner = msgspec.msgpack.decode(row.value or b"", type=int)
                 lanes[1 - winner].closed = True
-                await self._replayed(tasks, winner)
+                await _moves([tasks[winner]]).wait()
+                await self._caught_up(place, 1 - winner, tasks, lanes)
         finally:
             for side in sides[len(tasks) :]:
                 if asyncio.iscoroutine(side):
@@ -176,12 +180,16 @@ class BranchedWork(DurableWork):
         winner = next(number for number, task in enumerate(tasks) if task.done())
         loser = 1 - winner
         lanes[loser].closed = True
+        await self._caught_up(place, loser, tasks, lanes)
         await _cancelled([tasks[loser]])
         if self.halted is not None:
             raise self.halted
         if tasks[winner].cancelled():
             raise asyncio.CancelledError("one side of the race was cancelled")
-        if not lanes[loser].received:
+        received = {(each.branch, each.position) for each in lanes[loser].received}
+        rows = self.places.rows_below(place, loser)  # it may not have come to all of them again
+        received |= {(row.branch, row.position) for row in rows if row.kind == "receive" and row.value is not None}
+        if not received:
             await self._outcome_of(place, winner)
             return winner
         write = GiveBack(
@@ -192,20 +200,33 @@ class BranchedWork(DurableWork):
             name=place.name,
             value=msgspec.msgpack.encode(winner),
             runner=self._services.runner,
-            received=tuple((each.branch, each.position) for each in lanes[loser].received),
+            received=tuple(sorted(received)),
         )
         with self.at_work():
             await self._written(place, partial(self._services.storage.run_messages.give_back, write))
         self.hint()  # another branch may wait for them
         return winner
 
-    async def _replayed(self, tasks: Sequence[asyncio.Task[Any]], winner: int) -> None:
-        """Wait until the winner has its result again, and the other one has come as far as it is stored."""
-        await _moves([tasks[winner]]).wait()
+    async def _caught_up(
+        self, place: Place, loser: int, tasks: Sequence[asyncio.Task[Any]], lanes: Sequence[Lane]
+    ) -> None:
+        """Let a loser come as far as it is stored: it may register compensations on its way."""
+        stored = {(row.branch, row.position) for row in self.places.rows_below(place, loser)}
+        if stored <= lanes[loser].reached:
+            return
+        until_s = asyncio.get_running_loop().time() + _REPLAY_S
+        while not tasks[loser].done() and not stored <= lanes[loser].reached:
+            if asyncio.get_running_loop().time() >= until_s:
+                break
+            await asyncio.sleep(0.001)
         for _ in range(_TURNS):
-            if all(task.done() for task in tasks):
-                return
             await asyncio.sleep(0)
+
+    def _row_at(self, place: Place) -> StepRow | None:
+        lane = lane_here()
+        if lane is not None:
+            lane.note_reached(place)
+        return super()._row_at(place)
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:

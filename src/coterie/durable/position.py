@@ -117,6 +117,12 @@ class Places:
         self.is_branched = True
         return f"{place.branch}@{place.position}.{number}"
 
+    def rows_below(self, place: Place, number: int) -> list[StepRow]:
+        """What is stored in such a branch, and in those that it has begun."""
+        path = self.below(place, number)
+        inside = (f"{path}.", f"{path}@")
+        return [row for row in self._rows.values() if row.branch == path or row.branch.startswith(inside)]
+
     def begin_below(self, place: Place, number: int) -> None:
         """Make the current task such a branch."""
         self.enter(Branch(self.below(place, number), asyncio.current_task()))

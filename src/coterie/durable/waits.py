@@ -60,12 +60,14 @@ class Lane:
         around: The lane in which it begins.
     """
 
-    __slots__ = ("around", "closed", "received")
+    __slots__ = ("around", "closed", "reached", "received")
 
     def __init__(self, around: Lane | None) -> None:
         self.closed = False
         self.received: list[Place] = []
         """The steps that have received messages, also those of lanes inside of it."""
+        self.reached: set[tuple[str, int]] = set()
+        """The places that its tasks have reached in this run of the body."""
         self.around = around
 
     def enter(self) -> None:
@@ -78,6 +80,13 @@ class Lane:
         while lane is not None:
             if lane.closed:
                 raise asyncio.CancelledError("the outcome is decided without it")
+            lane = lane.around
+
+    def note_reached(self, place: Place) -> None:
+        """A task has come to a place."""
+        lane: Lane | None = self
+        while lane is not None:
+            lane.reached.add((place.branch, place.position))
             lane = lane.around
 
     def note_received(self, place: Place) -> None:

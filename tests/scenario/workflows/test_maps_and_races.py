@@ -257,3 +257,34 @@ async def test_a_run_that_is_interrupted_in_a_map_or_a_race_undoes_what_it_did()
         await run.interrupt()
         assert "was interrupted" in str(await over(run))
         assert diary.ran == ["item 0", "item 1", "undo"]
+
+
+@pytest.mark.simulated(seeds=4)
+async def test_w13_a_loser_that_comes_late_to_what_it_has_received_loses_nothing() -> None:
+    """Its runner is killed before the winner is stored, and in the next run the winner is there first."""
+    cluster, diary = new_cluster(), Diary()
+    slow_s = 0.0
+
+    async def collect(workflow: Workflow) -> int:
+        workflow.compensate("early", diary.do, "undo early")
+        await asyncio.sleep(slow_s)
+        word = await workflow.receive("word", int)
+        workflow.compensate("late", diary.do, "undo late")
+        return word + await workflow.receive("word", int)
+
+    @cluster.workflow
+    async def race(workflow: Workflow, _: None) -> int:
+        await workflow.first(collect(workflow), workflow.sleep("10s", name="nap"))
+        word = await workflow.receive("word", int)
+        raise ValueError(word)
+
+    async with simulated(cluster) as sim:
+        run = await cluster.start_workflow(race, None, id="1")
+        await run.send("word", 5)
+        await sim.wait_until(lambda: rows(sim, where="kind = 'receive' and done"))
+        slow_s = 0.5
+        await restart(sim, down_s=12.0)
+        error = await over(run)
+        assert isinstance(error, WorkflowFailed)
+        assert error.problem == "ValueError: 5"
+        assert diary.ran == ["undo late", "undo early"]
