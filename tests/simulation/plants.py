@@ -22,6 +22,7 @@ from tests.simulation import (
     planted_messages,
     planted_schedules,
     planted_seats,
+    planted_talks,
     planted_tasks,
 )
 from tests.simulation.workloads import calls, fenced, kv
@@ -119,7 +120,7 @@ PLANTS = (
         Plant(*planted)
         for room in (
             *(planted_seats, planted_messages, planted_leaders, planted_crons, planted_flows, planted_schedules),
-            *(planted_jobs, planted_tasks),
+            *(planted_jobs, planted_talks, planted_tasks),
         )
         for planted in room.PLANTED
     ),

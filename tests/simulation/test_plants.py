@@ -10,11 +10,20 @@ from tests.simulation import (
     planted_jobs,
     planted_messages,
     planted_schedules,
+    planted_talks,
     planted_tasks,
 )
 from tests.simulation.plants import PLANTS, SEEDS_MOST, Plant
 
-SAMPLED = (planted_messages, planted_crons, planted_flows, planted_schedules, planted_jobs, planted_tasks)
+SAMPLED = (
+    planted_messages,
+    planted_crons,
+    planted_flows,
+    planted_schedules,
+    planted_talks,
+    planted_jobs,
+    planted_tasks,
+)
 RARE = {"lease checked without a lock", "hook before the fence", "unanswered save taken as success"}
 """Found after dozens of seeds. Plants with the same workloads that are found sooner try these each time."""
 LONG = RARE | {name for room in SAMPLED for name, *_ in room.PLANTED if name not in room.SAMPLE}
