@@ -420,6 +420,27 @@ async def test_a_token_that_comes_right_after_it_was_looked_for_is_not_missed(mo
         await bench.until(lambda: bench.begun() == ["a"])
 
 
+async def test_a_start_that_comes_too_early_for_its_token_is_not_read_about() -> None:
+    async with Bench(FakeStore(rate=50.0, burst=1.0)) as bench:
+        bench.store.refuses = {"1"}  # as the statement does without a token
+        reads = bench.store.count("refill")
+        bench.send(head("1"))
+        await bench.until(lambda: bench.store.count("claim") >= 2)
+        bench.store.refuses = set()
+        await bench.until(bench.begun)
+        assert bench.store.count("refill") == reads
+
+
+async def test_a_higher_rate_is_noticed_without_its_hint() -> None:
+    async with Bench(FakeStore(rate=0.001, burst=1.0)) as bench:
+        bench.send(head("1"), head("2"))
+        await bench.until(bench.begun)
+        await bench.quiet()
+        bench.store.change(rate=1000.0, tokens=0.0)
+        bench.poll()
+        await bench.until(lambda: len(bench.begun()) == 2)
+
+
 def test_tokens_come_back_with_time_and_not_beyond_the_burst() -> None:
     bucket = TokenBucket()
     assert (bucket.whole(0.0), bucket.wait_s(0.0)) == (None, 0.0)

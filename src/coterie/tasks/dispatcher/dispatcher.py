@@ -387,12 +387,11 @@ class Dispatcher(LoopOccupant):
         if row.concurrency is not None:
             most = min(most, row.concurrency - len(self.claimed))
         tokens = self._bucket.whole(now_s)
+        self._lacks_token = tokens == 0
+        most = most if tokens is None else min(most, tokens)
         picks: Sequence[Pick] = ()
         if row.paused_at is None and most > 0 and self.tenure.may_start:
-            if tokens == 0:
-                self._lacks_token = True
-                return ()
-            picks = self.lanes.pick(most if tokens is None else min(most, tokens), self.now_s(), self.slots.place)
+            picks = self.lanes.pick(most, self.now_s(), self.slots.place)
         self.is_blocked = not picks
         return picks
 
@@ -442,7 +441,8 @@ class Dispatcher(LoopOccupant):
         refused = [pick for pick in picks if pick.head.id not in deliveries]
         begun = [pick for pick in picks if pick.head.id in deliveries]
         over = self.flying
-        self._put_back(refused)
+        is_limited_by_rate = told.tokens is not None and told.tokens < 1
+        self._put_back(refused, read=not is_limited_by_rate)
         to: dict[str, list[JobDelivery]] = {}
         for head, runner in begun:
             delivery = deliveries[head.id]
@@ -455,20 +455,20 @@ class Dispatcher(LoopOccupant):
             if over[head.id] >= deliveries[head.id].claim and (known := self.claimed.end(head.id, over[head.id])):
                 self.is_over(known)
         self._refused_s = min(max(_REFUSED_S, self._refused_s * 2), _REFUSED_MOST_S) if refused and not begun else 0.0
-        is_limited_by_rate = told.tokens is not None and told.tokens < 1
         if refused and not is_limited_by_rate:
             self.upkeep.compare_soon()
             if self._refused_s:
                 await asyncio.sleep(self._refused_s)
 
-    def _put_back(self, picks: Iterable[Pick]) -> None:
-        """Jobs that were not claimed count as ready, as before, until their partitions are read again."""
+    def _put_back(self, picks: Iterable[Pick], *, read: bool = True) -> None:
+        """Jobs that were not claimed are ready, as before. Unless that is sure, their partitions are read again."""
         self.flying, self._picks = {}, ()
         now_s = self.now_s()
         for head, _ in picks:
             self.slots.end(head.id)
             self.lanes.put_back(head, now_s)
-            self.lanes.want(head.part)
+            if read:
+                self.lanes.want(head.part)
         if self.lanes.wants:
             self.upkeep.hurry()
 
