@@ -152,3 +152,24 @@ async def test_a_queue_keeps_its_limit_while_runners_are_killed(url: str, tmp_pa
             running += change
             most = max(most, running)
         assert most <= 3
+
+
+async def test_bodies_of_a_frozen_runner_are_cancelled_when_it_wakes_and_write_nothing(
+    url_by_day: str, tmp_path: Path
+) -> None:
+    """T1, T2: it was evicted, and others have run its jobs."""
+    async with jobs(url_by_day, tmp_path, runners=1) as here:
+        ids = {kind: await here.send(kind, kind, 15.0) for kind in ("in_coroutine", "in_thread")}
+        await here.begun(*ids)
+        sleeper = here.there.runners[0]
+        sleeper.freeze()
+        await here.there.start()
+        await here.there.wait_until(lambda: all(len(here.bodies()[kind]) == 2 for kind in ids))
+        sleeper.thaw()
+        await here.there.wait_until(lambda: all(here.bodies()[kind][0].ended_ns is not None for kind in ids))
+        assert all(here.bodies()[kind][1].ended_ns is None for kind in ids), "the second bodies go on"
+        for kind, id_ in ids.items():
+            assert await here.client.result(id_, timeout="2m") == 1, kind
+        rows = [await here.client.jobs.show(id_) for id_ in ids.values()]
+        assert [(row.state, row.failures, row.lost) for row in rows] == [("done", 0, 1)] * 2
+        assert all(len(here.bodies()[kind]) == 2 for kind in ids)
