@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from coterie.kernel.ids import Seat
+from coterie.kernel.ids import Seat, is_job
 from coterie.kernel.text import require_text
 from coterie.observe.jobs.acts import pause_queue, revive_jobs, set_queue_limits
 from coterie.observe.jobs.filter import ENDED, choose_jobs, word_of
@@ -343,7 +343,8 @@ async def _backfill(here: Client, body: BackfillBody) -> Plan:
             ids = await _schedules(here).backfill(name, body.since, body.until)
         except ValueError as error:
             raise HttpRefusal(400, str(error), "choose a shorter time") from None
-        return Done(f"{counted(len(ids), 'message')} of {name} sent", len(ids))
+        noun = "job" if ids and is_job(ids[0]) else "message"
+        return Done(f"{counted(len(ids), noun)} of {name} sent", len(ids))
 
     when = f"from {body.since:%Y-%m-%d %H:%M %Z} to before {body.until:%Y-%m-%d %H:%M %Z}"
     return Plan(f"schedule {name}", f"sends each instant of {name} {when} once more, unless it was so already", 1, do)

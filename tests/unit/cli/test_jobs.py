@@ -308,3 +308,19 @@ def test_a_paused_queue_starts_nothing_until_it_is_resumed(mails: Stored, capsys
     assert (shown["waiting"], shown["running"], shown["runners"]) == (1, 0, ["web-1"])
     assert coterie(capsys, "queues", "resume", "emails", "--url", mails.url, "--yes").code == 0
     assert mails.do(mails.cluster.result(sent)) == "5 to acme"
+
+
+def test_a_schedule_of_a_task_tells_its_jobs(mails: Stored, capsys: pytest.CaptureFixture[str]) -> None:
+    async def put() -> None:
+        await mails.cluster.schedules.put("mail/acme", "0 7 * * *", _task(mails.cluster).job("acme", 1))
+
+    mails.do(put())
+    url = ("--url", mails.url)
+    shown = json.loads(coterie(capsys, "schedules", "show", "mail/acme", "--json", *url).out)
+    assert "send_email" in shown["schedule"]["calls"]
+    when = ("--since", "2026-03-01T00:00:00Z", "--until", "2026-03-03T00:00:00Z")
+    said = coterie(capsys, "schedules", "backfill", "mail/acme", *when, "--yes", *url)
+    assert "2 jobs of mail/acme sent; sent again, they are the same jobs" in said.out
+    job_id = said.out.split()[-1]
+    assert f"coterie jobs show {job_id}" in said.out
+    assert mails.do(mails.cluster.result(MessageId(job_id))) == "1 to acme"

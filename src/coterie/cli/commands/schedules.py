@@ -10,6 +10,7 @@ from coterie.cli.client import Noun, both, client_command, confirmable, confirme
 from coterie.cli.commands.call import instant_of
 from coterie.cli.commands.cron import upcoming_rows
 from coterie.cli.output import Screen, echo, plain, plural, safe
+from coterie.kernel.ids import is_job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +100,7 @@ async def preview(ctx: ClientCommand, name: str, *, count: int) -> None:
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 20), help="How many at most.")
 @client_command
 async def history(ctx: ClientCommand, name: str, *, limit: int) -> None:
-    """What became of the last instants, newest first: the message that was sent, or why none was.
+    """What became of the last instants, newest first: the message or job that was sent, or why none was.
 
     \b
     Example:
@@ -201,9 +202,10 @@ async def backfill(ctx: ClientCommand, name: str, *, since: str, until: str, yes
     async with ctx.act("backfill", f"schedule {name}") as act:
         with refusing(hint="choose a shorter time"):
             ids = await ctx.cluster.schedules.backfill(name, start, end)
-        act.result = f"{plural(len(ids), 'message')} of {name} sent"
-    follow = f"\nto follow them: coterie messages show {ids[0]}" if ids else ""
-    text = f"{safe(act.result, keep='')}; sent again, they are the same messages{follow}"
+        noun = "job" if ids and is_job(ids[0]) else "message"
+        act.result = f"{plural(len(ids), noun)} of {name} sent"
+    follow = f"\nto follow them: coterie {noun}s show {ids[0]}" if ids else ""
+    text = f"{safe(act.result, keep='')}; sent again, they are the same {noun}s{follow}"
     ctx.answer({"name": name, "messages": [str(each) for each in ids]}, text)
 
 
@@ -250,7 +252,7 @@ def _shown(
         ("calls", schedule.calls),
         ("next", "over" if schedule.is_over else "" if schedule.next_at is None else both(schedule.next_at, now)),
         ("last", both(schedule.last_at, now)),
-        ("last message", schedule.last_message or ""),
+        ("last sent", schedule.last_message or ""),
         ("paused", "" if schedule.paused_at is None else f"since {both(schedule.paused_at, now)}"),
         ("put", both(schedule.since, now)),
         ("start", "" if schedule.start is None else both(schedule.start, now)),
@@ -279,4 +281,4 @@ def _outcomes(screen: Screen, outcomes: Sequence[ScheduleOutcome], now: datetime
         )
         for each in outcomes
     ]
-    return screen.table(("DUE", "RESULT", "MESSAGE"), rows)
+    return screen.table(("DUE", "RESULT", "SENT AS"), rows)

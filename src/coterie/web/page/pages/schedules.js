@@ -41,7 +41,7 @@ function list(params, prefix, range) {
   const resource = use(address("schedules", { prefix, after: params.after, limit: LISTED, until }), String(Math.floor(now() / 5_000)));
   return asked(resource, "schedules", (data) => {
     const found = data.schedules ?? [];
-    if (!found.length) return prefix || params.after ? h("p", { class: "dim" }, "No schedule has a name like this.") : empty("No schedules yet. Programs make them at run time:", 'await cluster.schedules.put("report/acme", "0 7 * * MON", cluster.ref(Reports, "acme").send_weekly())');
+    if (!found.length) return prefix || params.after ? h("p", { class: "dim" }, "No schedule has a name like this.") : empty("No schedules yet. Programs make them at run time:", 'await cluster.schedules.put("report/acme", "0 7 * * MON", send_report.job("acme"))');
     return [
       lanes(found, new Axis(middle - span, middle + span / 2), middle, range),
       table({
@@ -128,6 +128,11 @@ function detail(params) {
   return section(title, { class: "wide detail", id: "detail", aside: back }, asked(resource, "the schedule", ({ schedule }) => shown(params, schedule)));
 }
 
+/** The message or job that was sent; ids of jobs begin with another letter. */
+function sentAs(id, most) {
+  return h("a", { href: link(id.startsWith("j") ? "jobs" : "messages", { id }) }, name(id, most));
+}
+
 function shown(params, row) {
   const scheduled = row.timezone;
   const called = row.name.slice(0, 60);
@@ -140,7 +145,7 @@ function shown(params, row) {
       ["calls", name(row.calls)],
       ["next", next(row)],
       ["last", row.last_at && time(row.last_at, { scheduled })],
-      ["last message", row.last_message && h("a", { href: link("messages", { id: row.last_message }) }, name(row.last_message, 40))],
+      ["last sent", row.last_message && sentAs(row.last_message, 40)],
       ["put", time(row.since)],
       ["paused", row.paused_at && time(row.paused_at)],
       ["start", row.start && time(row.start, { scheduled })],
@@ -170,7 +175,7 @@ function shown(params, row) {
         columns: [
           { title: "Due", cell: (each) => [time(each.at, { scheduled }), each.count > 1 && ` ${count(each.count)}×`] },
           { title: "Result", cell: (each) => (each.message ? state("good", "sent") : state("off", `skipped: ${each.reason}`)) },
-          { title: "Message", cell: (each) => each.message && h("a", { href: link("messages", { id: each.message }) }, name(each.message, 16)) },
+          { title: "Sent as", cell: (each) => each.message && sentAs(each.message, 16) },
         ],
         empty: h("p", { class: "dim" }, "It was not due yet."),
       }))),
