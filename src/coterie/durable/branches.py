@@ -81,20 +81,19 @@ class BranchedWork(DurableWork):
         row = self._row_at(items.place)
         failed = None if row is None else msgspec.msgpack.decode(row.value or b"\xc0", type=int | None)
         if failed is not None:
-            await self._item(items, failed)  # raises
+            await self._item(items, failed)  # raises, unless the run is tried again from there
         results: list[Any] = [None] * len(items.items)
-        if row is not None:
+        if row is not None and failed is None:
             for number in range(len(results)):
                 results[number] = await self._item(items, number)
             return results
         await self.may_go_on()
         failure = await self._run_items(items, results, limit)
-        if failure is None:
-            await self._outcome_of(items.place, None)
-            return results
-        failed, error = failure
-        await self._outcome_of(items.place, failed)
-        raise await self.after_others(error)
+        if row is None:
+            await self._outcome_of(items.place, None if failure is None else failure[0])
+        if failure is not None:
+            raise await self.after_others(failure[1])
+        return results
 
     async def _run_items(self, items: _Items, results: list[Any], limit: int) -> tuple[int, Exception] | None:
         """Run the items. Returns the first one that has failed, and its error."""

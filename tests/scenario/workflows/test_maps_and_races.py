@@ -288,3 +288,30 @@ async def test_w13_a_loser_that_comes_late_to_what_it_has_received_loses_nothing
         assert isinstance(error, WorkflowFailed)
         assert error.problem == "ValueError: 5"
         assert diary.ran == ["undo late", "undo early"]
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_w13_w9_a_map_that_has_failed_goes_on_from_the_items_that_have_not_succeeded() -> None:
+    cluster, diary = new_cluster(), Diary()
+    diary.fails["item 3"] = 1
+
+    async def work(number: int) -> int:
+        return await diary.do(f"item {number}", number)
+
+    @cluster.workflow(on_failure="hold")
+    async def many(workflow: Workflow, _: None) -> list[int]:
+        found = await workflow.map(work, range(8), limit=2)
+        await workflow.step("gate", diary.gated, "gate")
+        return found
+
+    async with simulated(cluster, runners=3) as sim:
+        run = await cluster.start_workflow(many, None, id="1")
+        assert isinstance(await over(run), WorkflowFailed)
+        await run.retry()
+        await sim.wait_until(lambda: "gate" in diary.ran)
+        holder(sim, many).kill()
+        await sim.wait_until(lambda: diary.ran.count("gate") == 2)
+        diary.gates["gate"].set()
+        assert await over(run) == list(range(8))
+        assert diary.ran.count("item 3") == 2
+        assert diary.ran.count("item 0") == 1
