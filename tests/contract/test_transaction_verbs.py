@@ -35,6 +35,7 @@ REFUSED: dict[str, Verb] = {
     "WorkflowHandle.interrupt": lambda p: p.handle.interrupt(),
     "WorkflowHandle.resume": lambda p: p.handle.resume(),
     "WorkflowHandle.retry": lambda p: p.handle.retry(),
+    "WorkflowHandle.fork": lambda p: p.handle.fork(before="a", id="another"),
     "WorkflowHandle.send": lambda p: p.handle.send("name", 1),
     "Cluster.call": lambda p: p.cluster.call(p.other.note()),
     "Cluster.cancel": lambda p: p.cluster.cancel("0" * 32),  # type: ignore[arg-type] # an id of somebody else's

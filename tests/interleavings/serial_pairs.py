@@ -416,6 +416,7 @@ def _units(s: Steps) -> list[Group]:
         "renew": u._renew(s, life=0).steps,
         "start again": u._start_again(s).steps,
         "retry": u._retry(s).steps,
+        "fork": u._fork(s).steps,
     }
     family = (
         u.unit(status="failed") + ";update coterie.units set interrupts_children = true" + u.unit("child", parent="u")
@@ -520,6 +521,7 @@ def _incoming(s: Steps) -> list[Group]:
         "renew": u._renew(s, life=0).steps,
         "start again": u._start_again(s).steps,
         "retry": u._retry(s).steps,
+        "fork": u._fork(s).steps,
     }
     steps = {
         "steps": u._steps(s, write=u.OF_LIFE).steps,

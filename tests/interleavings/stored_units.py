@@ -302,6 +302,8 @@ def _retrying(s: Steps) -> list[Pair]:
         _pair(over, retry, late, judges.together(judge, judges.goes_on_if_retried)),
         _pair(over, retry, _purge(s), judge),
         _pair(over, retry, _start_again(s), judge),
+        _pair(rows(unit()), _fork(s), undone, judges.sound),
+        _pair(over, _fork(s), _purge(s), judges.sound),
     ]
 
 
@@ -392,6 +394,12 @@ def _renew(s: Steps, name: str = "renewal", *, life: int = 1) -> Script:
 def _retry(s: Steps, name: str = "retry", *, unit: str = "u") -> Script:
     step = ([unit], [""], [0]), ([unit], ["d"])
     return Script(name, atomic(s.step("retry_units", [unit], [0], [0], *step[0], *step[1], step="retry")))
+
+
+def _fork(s: Steps, name: str = "fork") -> Script:
+    new = ("f", "n", "f", "s1", b"p", b"p", "", 5)
+    copied = ([""], [0], ["step"], ["n"], [b""], [CLAIMED], [b"v"], [None], [CLAIMED], [1], ["a"])
+    return Script(name, atomic(s.step("fork_unit", "u", 0, *new, *copied, step="fork")))
 
 
 def _start_again(s: Steps, name: str = "start again", *, life: int = 2) -> Script:

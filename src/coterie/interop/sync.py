@@ -322,6 +322,11 @@ class SyncWorkflowHandle(Generic[T_co]):
         """Have a failed run go on: as `WorkflowHandle.retry`."""
         self._cluster.run(self._handle.retry)
 
+    def fork(self, *, before: str, id: str) -> SyncWorkflowHandle[T_co]:
+        """Start a new run with the steps before one: as `WorkflowHandle.fork`."""
+        handle = self._cluster.run(lambda: self._handle.fork(before=before, id=id))
+        return SyncWorkflowHandle(handle, self._cluster)
+
     def resume(self) -> None:
         """Make a suspended run check now whether it can continue: as `WorkflowHandle.resume`."""
         self._cluster.run(self._handle.resume)

@@ -35,7 +35,7 @@ from coterie.storage.contracts.units import UnitRow, UnitStart, UnitStartResult,
 from coterie.workflows import run_messages
 from coterie.workflows.definition import WorkflowType, require_id
 from coterie.workflows.history import StepInfo, step_info
-from coterie.workflows.recovery import retry
+from coterie.workflows.recovery import fork, retry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -238,6 +238,26 @@ class WorkflowHandle(Generic[T_co]):
         """
         here = self._writing(f"retrying {self._unit}")
         await retry(here, self._kind.name, self.id, self._unit)
+
+    async def fork(self, *, before: str, id: str) -> WorkflowHandle[T_co]:
+        """Start a new run with the steps that this one made before a step: it goes on from there.
+
+        The payload is the same. What was done before the first step of this name outside of branches is copied, with
+        the branches that had begun by then. What was waited for is not, nor messages, tokens and running children.
+
+        Args:
+            before: The name of the step, which runs in the new run.
+            id: The id of the new run.
+
+        Raises:
+            ValueError: No such step was reached.
+            AlreadyUndone: A compensation of this run has begun.
+            KeyConflict: A run of that id exists already.
+            WorkflowNotFound: No such run exists, or no longer.
+        """
+        here = self._writing(f"a fork of {self._unit}")
+        life = await fork(here, self._kind, self.id, before=before, new_id=require_id(id))
+        return WorkflowHandle(id, self._kind, self._acting, self._writing, life=life)
 
     async def resume(self) -> None:
         """Make a suspended run check now whether it can continue. Has no effect on one that is running.

@@ -270,6 +270,18 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
         return self.digest == digest
 
 
+class UnitFork(msgspec.Struct, frozen=True, kw_only=True):
+    """A workflow to start with steps of another run."""
+
+    start: UnitStart
+    source: str
+    """The other run."""
+    life: int
+    """Its life."""
+    steps: tuple[StepRecord, ...]
+    """Steps of it that are done, with their results."""
+
+
 class UnitStartResult(msgspec.Struct, frozen=True):
     """The result of a `UnitStart`."""
 
@@ -435,6 +447,14 @@ class UnitStore(Protocol):
 
         Raises:
             ParentEnded: It is new, and its parent has ended.
+        """
+        ...
+
+    async def fork(self, fork: UnitFork) -> Literal["started", "there", "undone", "gone"]:
+        """Store a workflow that begins with steps of another run.
+
+        "there": a run of its name exists. "undone": a compensation of the other run is stored. "gone": that life of
+        it is not there any more.
         """
         ...
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TakenUnits,
         UnitEnd,
         UnitEndResult,
+        UnitFork,
         UnitKind,
         UnitRow,
         UnitSnapshot,
@@ -133,6 +134,12 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         """Store a workflow, to be run by the holder of its seat."""
         told = await self._inner.start(encrypted_start(start, self._keyring))
         return replace(told, row=self._unit(told.row))
+
+    async def fork(self, fork: UnitFork) -> Literal["started", "there", "undone", "gone"]:
+        """Store a workflow that begins with steps of another run."""
+        unit, fields = fork.start.unit, ("digest", "value", "error")
+        steps = tuple(self._sealed(each, fields, self._step_place(each, unit)) for each in fork.steps)
+        return await self._inner.fork(replace(fork, start=encrypted_start(fork.start, self._keyring), steps=steps))
 
     async def resolve(
         self, unit: str, name: str, *, life: int = 0, value: bytes | None, error: str | None

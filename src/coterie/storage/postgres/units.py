@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         StepWrite,
         UnitEnd,
         UnitEndResult,
+        UnitFork,
         UnitKind,
         UnitRetry,
         UnitStart,
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
 
     Fetch = Callable[..., Awaitable[Sequence[asyncpg.Record]]]
 
+_COPIED = (
+    *("branch", "position", "kind", "name", "digest", "ended_at", "value", "error"),
+    *("began_at", "attempts", "runner"),
+)
+"""What a fork copies of each step."""
 _CHILDREN = 500
 """How many children are asked to end by one statement, before their parent begins anew."""
 
@@ -126,6 +132,14 @@ class PostgresUnits(PostgresStore):
         """Store a workflow, to be run by the holder of its seat."""
         self._require_usable()
         return await _started(self._pool.read, self._cluster, start)
+
+    async def fork(self, fork: UnitFork) -> Literal["started", "there", "undone", "gone"]:
+        """Store a workflow that begins with steps of another run."""
+        new = fork.start
+        given = new.unit, new.name, new.id, new.seat, new.payload, new.digest, new.version, new.life
+        steps = [[getattr(each, name) for each in fork.steps] for name in _COPIED]
+        rows = await self._write("fork_unit", fork.source, fork.life, *given, *steps)
+        return cast("Literal['started', 'there', 'undone', 'gone']", rows[0]["told"])
 
     async def require_started(self, fetch: Fetch, starts: Sequence[UnitStart]) -> None:
         """Store the workflows that do not exist yet inside a user's transaction, which `fetch` uses.

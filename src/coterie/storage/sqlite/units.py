@@ -35,12 +35,14 @@ from coterie.storage.sqlite.store import (
     reads,
     to_instant,
     to_struct,
+    write_rows,
     writes,
 )
 from coterie.storage.sqlite.unit_writes import SQL, forget_rows, step_record, step_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     import apsw
 
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
         StepWrite,
         UnitEnd,
         UnitEndResult,
+        UnitFork,
         UnitKind,
         UnitRetry,
         UnitStatus,
@@ -206,6 +209,31 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Unit
         return UnitStartResult("started", _started_again(connection, scope, start, there.seat))
     told: Any = "started" if is_new else "there" if start.is_same(there.digest) else "conflict"
     return UnitStartResult(told, there)
+
+
+def fork(connection: apsw.Connection, scope: Scope, fork: UnitFork) -> Literal["started", "there", "undone", "gone"]:
+    """Store a workflow that begins with steps of another run."""
+    source = _workflow(connection, scope, fork.source)
+    if source is None or source.life != fork.life:
+        return "gone"
+    if connection.execute(SQL["undone"], bindings(scope, unit=fork.source)).get:
+        return "undone"
+    told = started(connection, scope, fork.start)
+    if told is None or told.told != "started":
+        return "there"
+    steps = [
+        (
+            *(each.branch, each.position, each.kind, each.name, each.digest, _ns(each.ended_at, scope)),
+            *(each.value, each.error, _ns(each.began_at, scope), each.attempts, each.runner),
+        )
+        for each in fork.steps
+    ]
+    write_rows(connection, SQL["copy"], (scope.cluster, fork.start.unit), steps)
+    return "started"
+
+
+def _ns(at: datetime | None, scope: Scope) -> int:
+    return later_ns(scope) if at is None else to_ns(at)
 
 
 def _started_again(connection: apsw.Connection, scope: Scope, start: UnitStart, seat: str) -> UnitRow:
@@ -420,6 +448,7 @@ class SqliteUnits(SqliteStore):
 
     resolve = writes(resolve, "resolve {name!r} of {unit!r}")
     interrupt = writes(interrupt, "interrupt {unit!r}")
+    fork = writes(fork, "fork {fork.source!r}")
     retry = writes(retry, "retry runs that have failed")
     resume = writes(resume, "resume {unit!r}")
     get = reads(get, "look at {unit!r}")

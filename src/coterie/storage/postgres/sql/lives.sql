@@ -96,3 +96,40 @@ select case
     when exists (select from found where undone) then 'undone'
     else 'changed'
 end as told;
+
+-- name: fork_unit
+-- Store a new workflow with steps of another, unless there is one of its name, or the other has begun to undo them [W9].
+with source as materialized (
+    select from coterie.units where cluster = $1 and unit = $2 and life = $3::bigint and kind = 'workflow' for share
+), undone as materialized (
+    select from coterie.steps where cluster = $1 and unit = $2 and kind = 'compensation' limit 1
+), begun as (
+    insert into coterie.units as u (
+        cluster, unit, kind, name, id, seat, status, started_at, changed_at, payload, digest, version, life
+    )
+    select
+        $1, $4, 'workflow', $5, $6, $7, 'running', clock_timestamp(), clock_timestamp(), $8::bytea, $9::bytea, $10,
+        $11::bigint
+    from source
+    where not exists (select from undone)
+    on conflict (cluster, unit) do nothing
+    returning u.unit
+), copied as (
+    insert into coterie.steps (
+        cluster, unit, branch, position, kind, name, digest, done, at, value, error, began_at, attempts, runner
+    )
+    select $1, b.unit, s.branch, s.position, s.kind, s.name, s.digest, true, s.at, s.value, s.error, s.began_at,
+        s.attempts, s.runner
+    from begun as b cross join unnest(
+        $12::text[], $13::bigint[], $14::text[], $15::text[], $16::bytea[], $17::timestamptz[], $18::bytea[],
+        $19::bytea[], $20::timestamptz[], $21::int[], $22::text[]
+    ) as s (branch, position, kind, name, digest, at, value, error, began_at, attempts, runner)
+    order by s.branch, s.position
+    returning unit
+)
+select case
+    when exists (select from begun) then 'started'
+    when not exists (select from source) then 'gone'
+    when exists (select from undone) then 'undone'
+    else 'there'
+end as told;

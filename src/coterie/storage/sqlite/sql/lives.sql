@@ -31,3 +31,12 @@ delete from steps where cluster = :cluster and unit = :unit and branch = :branch
 -- name: forget_value
 -- So is a value that had come.
 delete from deferreds where cluster = :cluster and unit = :unit and name = :name;
+
+-- name: copy
+-- The steps of another run, which a new one begins with.
+insert or rollback into steps (
+    cluster, unit, branch, position, kind, name, digest, done, at_ns, value, error, began_at_ns, attempts, runner
+)
+values
+    (?1, ?2, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) -- each
+;
