@@ -197,3 +197,21 @@ async def test_jobs_of_a_task_that_no_runner_knows_wait_until_one_does(workers: 
         again = await workers.start("again")
         assert await sender.cluster.result(job) == "again"
         assert again.ran == [("a", 1)]
+
+
+async def test_a_task_that_is_defined_after_the_start_runs(workers: Workers) -> None:
+    """O7."""
+    cluster = Cluster(workers.url, name="jobs", shards=2, http_listen=None)
+    async with cluster:
+        late = cluster.queue("late", concurrency=1)
+
+        @cluster.task
+        async def double(number: int) -> int:
+            return 2 * number
+
+        @cluster.task(queue=late)
+        async def triple(number: int) -> int:
+            return 3 * number
+
+        assert await double.job(2) == 4
+        assert await triple.job(2) == 6
