@@ -55,7 +55,7 @@ class LaneEntry(NamedTuple):
     priority: int
 
 
-class Lane:
+class PartitionLane:
     """The first ready jobs of a partition."""
 
     __slots__ = ("claimed", "entry", "is_read", "jobs", "more", "part", "picky", "read_s")
@@ -116,8 +116,8 @@ class Lanes:
         self.overflowed = False
         """Whether a partition was left out, since there are too many."""
         self._is_picky = is_picky
-        self._lanes: dict[str, Lane] = {}
-        self._where: dict[str, Lane] = {}
+        self._lanes: dict[str, PartitionLane] = {}
+        self._where: dict[str, PartitionLane] = {}
         """The lane of each job in memory, by id."""
         self._wanted: dict[str, None] = {}
         """Partitions to be read again."""
@@ -280,7 +280,7 @@ class Lanes:
 
     def begin(self, part: str, now_s: float) -> None:
         """A job of a partition was claimed that was not picked here."""
-        lane = self._lanes.setdefault(part, Lane(part))  # counted, however many there are
+        lane = self._lanes.setdefault(part, PartitionLane(part))  # counted, however many there are
         if not lane and not self.is_complete:
             lane.more = True
         lane.claimed += 1
@@ -314,7 +314,7 @@ class Lanes:
             self._relevel(now_s)
         picks: list[Pick] = []
         full: set[str] = set()
-        aside: list[Lane] = []
+        aside: list[PartitionLane] = []
         while len(picks) < most and (lane := self._next(full)) is not None:
             picked = next(((head, runner) for head in lane.candidates() if (runner := place(head)) is not None), None)
             if picked is not None:
@@ -336,7 +336,7 @@ class Lanes:
             self._insert(lane, head)
         self.end(head.part, now_s)
 
-    def _take(self, lane: Lane, head: JobHead, now_s: float) -> None:
+    def _take(self, lane: PartitionLane, head: JobHead, now_s: float) -> None:
         of = lane.picky if lane.picky and lane.picky[0][2] is head else lane.jobs
         assert of[0][2] is head, f"job {head.id} is the first of its lane"
         del of[0]
@@ -345,7 +345,7 @@ class Lanes:
         self._close(lane)  # its next turn comes after those of all others
         self._settle(lane, now_s)
 
-    def _next(self, full: set[str]) -> Lane | None:
+    def _next(self, full: set[str]) -> PartitionLane | None:
         """The open lane whose turn it is, of those whose first job is of none of these tasks."""
         if not self._priorities:
             return None
@@ -374,21 +374,21 @@ class Lanes:
 
     # Lanes
 
-    def _lane(self, part: str) -> Lane | None:
+    def _lane(self, part: str) -> PartitionLane | None:
         """The lane of a partition; None: there is no room for another one."""
         lane = self._lanes.get(part)
         if lane is None:
             if len(self._lanes) >= PARTS_MOST:
                 self.is_complete, self.overflowed = False, True  # a sweep finds it later
                 return None
-            lane = self._lanes[part] = Lane(part)
+            lane = self._lanes[part] = PartitionLane(part)
         return lane
 
-    def _insert(self, lane: Lane, head: JobHead) -> None:
+    def _insert(self, lane: PartitionLane, head: JobHead) -> None:
         insort(lane.picky if self._is_picky(head) else lane.jobs, (head.rank_s, head.id, head))
         self._where[head.id] = lane
 
-    def _cut(self, lane: Lane) -> None:
+    def _cut(self, lane: PartitionLane) -> None:
         """Forget the last jobs of a lane that has too many."""
         if len(lane) <= self.share or (len(lane) <= LANE_MOST and len(self._where) <= JOBS_MOST):
             return
@@ -400,7 +400,7 @@ class Lanes:
         lane.jobs = [each for each in lane.jobs if each <= last]
         lane.picky = [each for each in lane.picky if each <= last]
 
-    def _settle(self, lane: Lane, now_s: float) -> None:
+    def _settle(self, lane: PartitionLane, now_s: float) -> None:
         """Open or close a lane, have it read, or forget it, after something about it has changed."""
         if lane.more and not lane.is_read and len(lane) <= self.share // 4:
             self.want(lane.part)
@@ -422,7 +422,7 @@ class Lanes:
         self._priorities[first.priority] += 1
         heapq.heappush(self._open.setdefault(first.task, {}).setdefault(level, []), (turn, lane.part))
 
-    def _close(self, lane: Lane) -> None:
+    def _close(self, lane: PartitionLane) -> None:
         entry, lane.entry = lane.entry, None
         if entry is not None:
             self._priorities[entry.priority] -= 1
