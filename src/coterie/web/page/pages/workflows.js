@@ -161,7 +161,7 @@ function stepTable(all) {
       ...column("began_at", { title: "Took", class: "number", cell: (row) => row.began_at && row.ended_at && duration((Date.parse(row.ended_at) - Date.parse(row.began_at)) / 1000) }),
       ...column("attempts", { title: "Attempts", class: "number", cell: (row) => row.attempts && count(row.attempts) }),
       ...column("runner", { title: "On", cell: (row) => row.runner && runner(row.runner) }),
-      { title: "Result", class: "grow", cell: (row) => (row.error ? words(row.error) : row.result === undefined || row.result === null ? "" : h("details", null, h("summary", { class: "clip" }, words(JSON.stringify(row.result).slice(0, 80))), block(json(row.result), "result"))) },
+      { title: "Result", class: "grow", cell: (row) => (row.error ? words(row.error) : row.result === undefined || row.result === null ? "" : h("details", null, h("summary", { class: "clip" }, words(JSON.stringify(row.result).slice(0, 80))), block(json(row.result), `result of ${row.name.slice(0, 60)}`))) },
     ],
   });
 }
