@@ -85,6 +85,8 @@ NOT_RUN = {
     "kv": dict.fromkeys(("put", "insert_absent", "replace", "remove_expected", "remove", "clear"), _KEYS)
     | {"purge": _PRUNED},
     "leading": {"forget": _PRUNED, "remove": _PRUNED, "set_aside": "one commit, when a state cannot be read"},
+    "lives": dict.fromkeys(("start_again", "retry", "forget_step", "forget_value", "copy"), _OPERATED)
+    | {"renew": "one commit of a holder: tests/scenario/workflows/test_lives.py kills there"},
     "messages": dict.fromkeys(("cancel", "cancel_free", "revive", "revive_entity", "hasten", "remove"), _OPERATED)
     | dict.fromkeys(("suspect", "mark", "lose"), _AFTER_LOSS)
     | {"complete_all": _OTHERWISE, "discard": _OPERATED, "purge": _PRUNED},
