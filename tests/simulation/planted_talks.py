@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from msgspec.structs import replace
-
 from coterie.durable.branches import BranchedWork
 from coterie.durable.position import Places
 from coterie.durable.run_messages import MessagingWork
@@ -15,7 +13,6 @@ from coterie.durable.waits import Lane
 from coterie.storage.sqlite import run_messages, unit_writes
 from coterie.storage.sqlite.run_messages import SqliteRunMessages
 from coterie.storage.sqlite.store import writes
-from coterie.storage.sqlite.units import SqliteUnits
 from coterie.workflows.registry import HeldWorkflows
 from tests.simulation.workloads import talks as workload
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
     from coterie.durable.position import Place
     from coterie.storage.contracts.run_messages import Publish, Receive
-    from coterie.storage.contracts.units import StepResult, UnitStart, UnitStartResult
+    from coterie.storage.contracts.units import StepResult
 
     Planted = tuple[str, Callable[[], Any], Callable[[], Coroutine[Any, Any, object]], tuple[str, ...]]
 
@@ -126,23 +123,6 @@ def _failure_forgotten() -> Iterator[None]:
 
 
 @contextmanager
-def _child_of_a_parent_that_is_over() -> Iterator[None]:
-    right = SqliteUnits.start
-
-    async def careless(self: SqliteUnits, start: UnitStart) -> UnitStartResult:
-        if start.parent is None:
-            return await right(self, start)
-        told = await right(self, replace(start, parent=None))
-        sql = "update units set parent = ?, waited_as = ? where unit = ? and parent is null"
-        given = start.parent, start.waited_as, start.unit
-        await self.database.transact(lambda connection: connection.execute(sql, given), doing="start a child")
-        return replace(told, row=replace(told.row, parent=start.parent))
-
-    with patch.object(SqliteUnits, "start", careless):
-        yield
-
-
-@contextmanager
 def _children_left_alone() -> Iterator[None]:
     async def idle(self: HeldWorkflows, seats: Sequence[str]) -> None:
         del self, seats
@@ -161,7 +141,6 @@ PLANTED: tuple[Planted, ...] = (
     ("branches by the order of calls", _branches_by_order_of_calls, workload.main, ("W3", "W13")),
     ("the winner of a race forgotten", _winner_forgotten, workload.main, ("W3", "W13")),
     ("the failure of a map forgotten", _failure_forgotten, workload.main, ("W3", "W13")),
-    ("a child of a parent that is over", _child_of_a_parent_that_is_over, workload.main, ("W10", "W3")),
     ("children left alone", _children_left_alone, workload.main, ("W10", "W3")),
 )
 """Name, how it is planted, what finds it, and the promises that are then broken, if it says so."""

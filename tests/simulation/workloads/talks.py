@@ -152,7 +152,7 @@ async def item(number: int) -> int:
     """An item of a map."""
     random = stream(current_loop().seed, f"item {number} {current_loop().time()}")
     await asyncio.sleep(random.uniform(0, 0.5) ** 2)
-    if random.random() < 0.05:
+    if random.random() < 0.3:
         raise ValueError(str(number))
     return number
 
