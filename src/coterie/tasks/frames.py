@@ -34,6 +34,9 @@ __all__ = ["LOOK", "MALFORMED", "NOT_MINE"]
 Pool = Literal["loop", "thread", "process"]
 """Where the bodies of a task run. Each job takes a slot of `jobs`, and one of its pool if that is another."""
 
+UNRANKED_S: Final = 0.0
+"""Instead of the rank of a job whose sender does not know it: it was stored with something else, without a receipt."""
+
 REPLY_MOST_BYTES: Final = 64 * 1024
 """A larger reply is not sent to the holder: whoever waits reads it from storage."""
 

@@ -48,7 +48,7 @@ from coterie.kernel.ids import MessageId, MessageIds, job_id_of
 from coterie.kernel.text import require_text
 from coterie.storage.contracts.jobs import JobHead, JobInsert, NewJob
 from coterie.tasks.definition import PRIORITY_MOST
-from coterie.tasks.frames import LOOK, JobCancel, JobOver, JobQuestion, JobsOver, JobsSent
+from coterie.tasks.frames import LOOK, UNRANKED_S, JobCancel, JobOver, JobQuestion, JobsOver, JobsSent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -187,7 +187,7 @@ class JobSender:
         now_s = self._now_s()
         due_s = now_s + new.delay_s if new.due_at is None else new.due_at.timestamp()
         if due_s - now_s <= _AHEAD_S:
-            self._exchange.tell(new.seat, JobsSent(new.seat, (_head(new, due_s - new.priority * new.age_s),)))
+            self._exchange.tell(new.seat, JobsSent(new.seat, (_head(new, UNRANKED_S),)))
         else:
             self._exchange.tell(new.seat, JobsSent(new.seat, due_in_s=due_s - now_s))
 

@@ -125,6 +125,15 @@ def test_where_one_job_runs_at_a_time_a_hint_makes_the_partition_be_read() -> No
     assert found.reading(10) == ["acme"], "c has come while it was read"
 
 
+def test_a_hint_without_a_rank_makes_the_partition_be_read() -> None:
+    found = lanes(head("b"))
+    unranked = JobHead("c", "", "mail", "f1", 0.0)
+    found.add([unranked], NOW)
+    assert found.reading(9) == [""]
+    found.replace(Partition("", (head("b"),), False), NOW, new=[unranked])
+    assert picked(found) == ["b"], "by its hint c would be the first"
+
+
 # Suspects
 
 

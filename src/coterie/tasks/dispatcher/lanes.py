@@ -20,6 +20,8 @@ from bisect import insort
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from coterie.tasks.frames import UNRANKED_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -185,7 +187,7 @@ class Lanes:
         """Add jobs that have become ready.
 
         Where one job of a partition runs at a time the partition is read again instead: the hint of an earlier one may
-        come later (T3).
+        come later (T3). Also if the rank is not known: the database's clock has set it, and the sender's may be wrong.
         """
         for head in heads:
             if head.id in self._where:
@@ -193,7 +195,7 @@ class Lanes:
             lane = self._lane(head.part)
             if lane is None:
                 continue
-            if self.part_limit == 1 or (not self.is_complete and not lane):
+            if self.part_limit == 1 or head.rank_s == UNRANKED_S or (not self.is_complete and not lane):
                 lane.more = True
                 self.want(head.part)
             elif not (lane.more and (not lane or (head.rank_s, head.id) > lane.last)):
@@ -221,7 +223,8 @@ class Lanes:
         heads = {head.id: head for head in found.heads}
         last = (found.heads[-1].rank_s, found.heads[-1].id) if found.more and found.heads else None
         if self.part_limit != 1:  # else it is wanted again
-            heads |= {each.id: each for each in new if last is None or (each.rank_s, each.id) < last}
+            ranked = [each for each in new if each.rank_s != UNRANKED_S]
+            heads |= {each.id: each for each in ranked if last is None or (each.rank_s, each.id) < last}
         rest = {} if last is None else {each[1]: each[2] for each in before if each[:2] > last}
         lane.more = lane.more if rest else found.more
         if not rest:
