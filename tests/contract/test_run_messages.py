@@ -9,8 +9,8 @@ import pytest
 
 from coterie.storage.contracts.run_messages import (
     PUBLISHED_MOST,
-    GiveBack,
     Publish,
+    RaceEnd,
     Receive,
     RunMessage,
     RunMessageSent,
@@ -230,9 +230,9 @@ class TestSend:
         assert await published(storage, hostile) == [(1, hostile.encode())]
 
 
-class TestGiveBack:
+class TestRaceEnd:
     async def give_back(self, storage: Storage, claim: Claim, *received: tuple[str, int]) -> StepResult:
-        return await storage.run_messages.give_back(GiveBack(claim, U, "", 9, "race", b"\x01", "r", received))
+        return await storage.run_messages.give_back(RaceEnd(claim, U, "", 9, "race", b"\x01", "r", received))
 
     async def test_what_was_received_waits_again_in_its_old_order(self, storage: Storage, runner_a: Ownership) -> None:
         claim, _ = await grant(runner_a), await start_unit(storage)

@@ -20,7 +20,7 @@ import msgspec
 from coterie.durable.position import Place, named
 from coterie.durable.steps import DurableWork, StepCall, digest, require_function
 from coterie.durable.waits import Lane, lane_here
-from coterie.storage.contracts.run_messages import GiveBack
+from coterie.storage.contracts.run_messages import RaceEnd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -191,7 +191,7 @@ class BranchedWork(DurableWork):
         if not received:
             await self._outcome_of(place, winner)
             return winner
-        write = GiveBack(
+        write = RaceEnd(
             claim=self._tenure.claim,
             unit=self.unit,
             branch=place.branch,

@@ -98,7 +98,7 @@ def test_each_kind_of_write_is_known_here() -> None:
         (run_messages.RunMessageSent, {"digest"}),
         (run_messages.Receive, {"late"}),
         (run_messages.Publish, {"value"}),
-        (run_messages.GiveBack, {"value"}),
+        (run_messages.RaceEnd, {"value"}),
         (run_messages.PublishedRow, {"value"}),
         (user_writes.UnitStarted, {"digest"}),
         (incoming_calls.MovedCall, {"known"}),

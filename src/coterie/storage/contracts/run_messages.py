@@ -83,7 +83,7 @@ class Publish(msgspec.Struct, frozen=True):
     runner: str
 
 
-class GiveBack(msgspec.Struct, frozen=True):
+class RaceEnd(msgspec.Struct, frozen=True):
     """Store who has won a race, and give back what the other side has received. The result is a `StepResult`."""
 
     claim: Claim
@@ -122,7 +122,7 @@ class RunMessageStore(Protocol):
         """Store a value and its step, unless the step is stored."""
         ...
 
-    async def give_back(self, write: GiveBack) -> StepResult:
+    async def give_back(self, write: RaceEnd) -> StepResult:
         """Store a step, and let the messages of others wait again, unless the step is stored."""
         ...
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from coterie.storage.contracts.run_messages import (
-        GiveBack,
         Publish,
         PublishedRow,
+        RaceEnd,
         Receive,
         RunMessage,
         RunMessageSent,
@@ -53,7 +53,7 @@ class EncryptedRunMessages(EncryptedStore[RunMessageStore]):
         value = self._keyring.seal(write.value, places.published(write.unit, write.name))
         return self._result(write, await self._inner.publish(replace(write, value=value)))
 
-    async def give_back(self, write: GiveBack) -> StepResult:
+    async def give_back(self, write: RaceEnd) -> StepResult:
         """Store a step, and let the messages of others wait again, unless the step is stored."""
         value = self._keyring.seal(write.value, places.step(write.unit, write.branch, write.position, "value"))
         return self._result(write, await self._inner.give_back(replace(write, value=value)))
@@ -63,5 +63,5 @@ class EncryptedRunMessages(EncryptedStore[RunMessageStore]):
         rows = await self._inner.published(unit, name, after=after, most=most)
         return [replace(row, value=self._keyring.open(row.value, places.published(unit, name))) for row in rows]
 
-    def _result(self, write: Receive | Publish | GiveBack, told: StepResult) -> StepResult:
+    def _result(self, write: Receive | Publish | RaceEnd, told: StepResult) -> StepResult:
         return told if told.row is None else replace(told, row=opened_step(self._keyring, write.unit, told.row))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from coterie.storage.contracts.run_messages import GiveBack, Publish, Receive, RunMessage
+    from coterie.storage.contracts.run_messages import Publish, RaceEnd, Receive, RunMessage
 
 
 class PostgresRunMessages(PostgresStore):
@@ -42,7 +42,7 @@ class PostgresRunMessages(PostgresStore):
         (row,) = await self._read("publish_value", *_place(write), write.value, write.runner, PUBLISHED_MOST)
         return _result(row)
 
-    async def give_back(self, write: GiveBack) -> StepResult:
+    async def give_back(self, write: RaceEnd) -> StepResult:
         """Store a step, and let the messages of others wait again, unless the step is stored."""
         places = [branch for branch, _ in write.received], [position for _, position in write.received]
         (row,) = await self._read("give_back_messages", *_place(write), write.value, write.runner, *places)
@@ -61,7 +61,7 @@ class PostgresRunMessages(PostgresStore):
         return cast("int", (await self._write("purge_run_messages", min(older_s, LONGEST_S), most))[0]["most"])
 
 
-def _place(write: Receive | Publish | GiveBack) -> tuple[object, ...]:
+def _place(write: Receive | Publish | RaceEnd) -> tuple[object, ...]:
     claim = write.claim
     return claim.runner, claim.seat, claim.epoch, write.unit, write.branch, write.position, write.name
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import apsw
 
-    from coterie.storage.contracts.run_messages import GiveBack, Publish, Receive, RunMessage
+    from coterie.storage.contracts.run_messages import Publish, RaceEnd, Receive, RunMessage
     from coterie.storage.sqlite.store import Scope
 
 SQL = statements.load(f"{__package__}.sql", "run_messages.sql")
@@ -84,7 +84,7 @@ def publish(connection: apsw.Connection, scope: Scope, write: Publish) -> StepRe
     return result
 
 
-def give_back(connection: apsw.Connection, scope: Scope, write: GiveBack) -> StepResult:
+def give_back(connection: apsw.Connection, scope: Scope, write: RaceEnd) -> StepResult:
     """Store a step, and let the messages of others wait again, unless the step is stored."""
     step = StepWrite(
         write.claim,
