@@ -26,6 +26,7 @@ from coterie.program import Program
 from coterie.runner import Runner
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
+from coterie.workflows.start_options import AT_ONCE, start_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from coterie.web.server import HttpServer
     from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, Workflows
+    from coterie.workflows.start_options import StartOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -466,7 +468,19 @@ class Cluster(Definitions):
     # Workflows and deferreds
 
     async def start_workflow(
-        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None, again: bool = False
+        self,
+        workflow: WorkflowFn[A, T],
+        payload: A,
+        *,
+        id: str,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        timeout: Duration | None = None,
+        tags: Mapping[str, str] | None = None,
+        debounce: Duration | None = None,
+        at_latest: datetime | Duration | None = None,
+        via: object = None,
+        again: bool = False,
     ) -> WorkflowHandle[T]:
         """Start a run, once for each id: later calls return the handle of the existing run.
 
@@ -476,13 +490,24 @@ class Cluster(Definitions):
             workflow: A function defined with `cluster.workflow`.
             payload: The argument of the function.
             id: The id of the run: an order number, for instance.
+            at: When it begins: an instant with a time zone. One that is past is now.
+            delay: It begins so long after now.
+            timeout: It is interrupted so long after it has begun, and undoes what it has done.
+            tags: By which it is found: `{"order": "7"}`. In the page, the CLI and `workflows.list`.
+            debounce: It begins when no start with this id has come for so long: another one puts it off and replaces
+                its payload. Of a run that has begun, payload and time are kept as its next life, replaced likewise;
+                of one that is over, a new life begins.
+            at_latest: Debounced starts put it off no further than this instant, or so long after the first of them.
             via: As in `send`: the run begins when that commits, or never.
             again: If the run of this id is over, begin another life of it with this payload; not in a transaction.
 
         Raises:
-            KeyConflict: A run of this id exists with another payload.
-            RuntimeError: `again` is asked for inside of a transaction.
+            KeyConflict: A run of this id exists with another payload. Not with `debounce`.
+            RuntimeError: `again` is asked for inside of a transaction, or `debounce` with your own connection.
         """
+        options = start_options(
+            again=again, at=at, delay=delay, timeout=timeout, tags=tags, debounce=debounce, at_latest=at_latest
+        )
         if again and (via is not None or (not self._participant.is_elsewhere() and transaction_here() is not None)):
             raise RuntimeError(
                 "start_workflow(…, again=True) is a commit of its own: call it outside of the transaction"
@@ -490,15 +515,16 @@ class Cluster(Definitions):
         if isinstance(via, TransactionBlock):  # it is that of `transaction_here`
             via.require_here()
         elif via is not None:
-            await self._outbox.start(self._program.workflows.of(workflow), payload, id, via)
+            await self._outbox.start(self._program.workflows.of(workflow), payload, id, via, options=options)
             return self.workflow_handle(workflow, id)
         transaction = None if self._participant.is_elsewhere() else transaction_here()
         if transaction is None:
-            started = await self._start_workflow(workflow, payload, id, again=again)
+            started = await self._start_workflow(workflow, payload, id, options=options)
             return self._workflow_handle(workflow, id, life=started.row.life)
         from coterie.workflows.api import start_within
 
-        await start_within(transaction, self._acting(), self._program.workflows.of(workflow), payload, id)
+        kind = self._program.workflows.of(workflow)
+        await start_within(transaction, self._acting(), kind, payload, id, options=options)
         return self.workflow_handle(workflow, id)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> WorkflowHandle[T]:
@@ -535,13 +561,13 @@ class Cluster(Definitions):
         *,
         parent: str | None = None,
         waited_as: str = "",
-        again: bool = False,
+        options: StartOptions = AT_ONCE,
     ) -> UnitStartResult:
         from coterie.workflows.api import start
 
         kind = self._program.workflows.of(workflow)
         here = self._writing("cluster.start_workflow")
-        return await start(here, kind, payload, id, parent=parent, waited_as=waited_as, again=again)
+        return await start(here, kind, payload, id, parent=parent, waited_as=waited_as, options=options)
 
     # Maintenance and health
 

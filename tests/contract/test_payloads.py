@@ -34,12 +34,17 @@ OURS = {
     "schedules.outcomes",
     "secrets.value",
     "units.failed_steps",
+    "units.interrupted_for",
+    "units.next_version",
 }
 """What coterie writes itself."""
 OF_SQL = {"incoming.args"}
 """What SQL has written, which has no keys; it is encrypted when it is moved."""
-TAGS = {"job_tags.value", "message_tags.value", "messages.tags"}
-"""Messages and jobs are found by their tags."""
+TAGS = {
+    *("job_tags.value", "message_tags.value", "messages.tags"),
+    *("unit_tags.value", "units.tags", "units.next_tags"),
+}
+"""Messages, jobs and runs are found by their tags."""
 KINDS = {"bytea", "blob", "text", "jsonb", "array"}
 
 

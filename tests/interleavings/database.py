@@ -31,6 +31,7 @@ SQL: Mapping[str, str] = {
     **statements.load(PACKAGE, "ticks.sql"),
     **statements.load(PACKAGE, "units.sql"),
     **statements.load(PACKAGE, "lives.sql"),
+    **statements.load(PACKAGE, "later.sql"),
     **statements.load(PACKAGE, "incoming.sql"),
     **statements.load(PACKAGE, "schedules.sql"),
     **statements.load(PACKAGE, "run_messages.sql"),

@@ -500,10 +500,12 @@ class WorkflowFailed(WorkflowError):
 class WorkflowInterrupted(WorkflowError):
     """The workflow was interrupted."""
 
-    text = "workflow {workflow}/{id} was interrupted"
+    text = "workflow {workflow}/{id} was interrupted{reason}"
     advice = "what it had said how to undo was undone; start it anew under another id"
     workflow: str
     id: str
+    reason: str = ""
+    """Why, if nobody has asked."""
 
 
 class WorkflowNotFound(WorkflowError):

@@ -163,11 +163,37 @@ class SyncCluster:
     # Workflows and deferreds
 
     def start_workflow(
-        self, workflow: WorkflowFn[A, T], payload: A, *, id: str, via: object = None, again: bool = False
+        self,
+        workflow: WorkflowFn[A, T],
+        payload: A,
+        *,
+        id: str,
+        at: datetime | None = None,
+        delay: Duration | None = None,
+        timeout: Duration | None = None,
+        tags: Mapping[str, str] | None = None,
+        debounce: Duration | None = None,
+        at_latest: datetime | Duration | None = None,
+        via: object = None,
+        again: bool = False,
     ) -> SyncWorkflowHandle[T]:
         """Start a run, once for each id: as `Cluster.start_workflow`, `via` as in `send`."""
-        usable = _here(via)
-        handle = self.run(lambda: self._cluster.start_workflow(workflow, payload, id=id, via=usable, again=again))
+        handle = self.run(
+            partial(
+                self._cluster.start_workflow,
+                workflow,
+                payload,
+                id=id,
+                at=at,
+                delay=delay,
+                timeout=timeout,
+                tags=tags,
+                debounce=debounce,
+                at_latest=at_latest,
+                via=_here(via),
+                again=again,
+            )
+        )
         return SyncWorkflowHandle(handle, self)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> SyncWorkflowHandle[T]:

@@ -23,6 +23,7 @@ from coterie.storage.interface import GROUP_MOST
 from coterie.storage.user_transaction import OpenedTransaction
 from coterie.work.transaction import rolling_back
 from coterie.workflows.api import new_unit, start_within
+from coterie.workflows.start_options import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from coterie.tasks.task import Job
     from coterie.work.transaction import Transaction
     from coterie.workflows.definition import WorkflowType
+    from coterie.workflows.start_options import StartOptions
 
 WHO = "this block of cluster.transaction()"
 
@@ -98,14 +100,21 @@ class TransactionalOutbox:
         ids: list[MessageId[Any]] = await sent("cluster.send", "PRODUCER", facts, self._store_jobs, connection, new)
         return ids
 
-    async def start(self, kind: WorkflowType, payload: Any, id: str, via: object) -> None:
+    async def start(
+        self, kind: WorkflowType, payload: Any, id: str, via: object, *, options: StartOptions = AT_ONCE
+    ) -> None:
         """Start a workflow within the transaction of `via`. Raises what `send` raises."""
         here, transaction = self._acting(), self._transaction(via)
         if transaction is not None:
-            await start_within(transaction, here, kind, payload, id)
+            await start_within(transaction, here, kind, payload, id, options=options)
             return
+        if options.debounced:
+            raise RuntimeError(
+                "start_workflow(…, debounce=) changes a row that other starts of this id change, so it is no part of "
+                "your transaction: call it after the commit"
+            )
         connection = awaited(via)
-        unit = new_unit(here, kind, payload, id)
+        unit = options.of(new_unit(here, kind, payload, id))
         told = await run_on(connection, await here.storage.user_writes.start(unit))
         require_same(unit, told.digest)
         if told.transaction is not None:

@@ -138,6 +138,8 @@ class UserTransaction(OpenedTransaction):
     def start(self, start: UnitStart, *, then: Callable[[], object]) -> None:
         """Start a workflow with the commit; `then` is called after that."""
         starts = self._collected()
+        if start.debounced:  # the last one counts
+            starts[start.unit] = start
         require_same(start, starts.setdefault(start.unit, start).digest)
         self._then.append(then)
 

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from msgspec.structs import replace
+import msgspec
 
 from coterie.durable import failure
 from coterie.durable.position import named
@@ -32,18 +32,21 @@ from coterie.kernel.serialization import schema
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.kernel.text import require_text, storable
 from coterie.storage.contracts.units import UnitRow, UnitStart, UnitStartResult, UnitStatus, require_same
+from coterie.work.tags import tag_of
 from coterie.workflows import run_messages
 from coterie.workflows.definition import WorkflowType, require_id
 from coterie.workflows.history import StepInfo, step_info
 from coterie.workflows.recovery import fork, retry
+from coterie.workflows.start_options import AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
     from datetime import datetime
 
     from coterie.client import Client
     from coterie.durable.token import TokenParts
     from coterie.storage.contracts.messages import Transaction
+    from coterie.workflows.start_options import StartOptions
 
 T_co = TypeVar("T_co", covariant=True)
 V = TypeVar("V")
@@ -78,6 +81,13 @@ class WorkflowInfo:
     ended_at: datetime | None
     wake_at: datetime | None
     """When a suspended run resumes by itself."""
+    starts_at: datetime | None
+    """When it is to begin; None: it has begun."""
+    times_out_at: datetime | None
+    """When its time is over, and it is interrupted."""
+    next_at: datetime | None
+    """When its next life is to begin, started by `start_workflow(…, debounce=)` while it was under way."""
+    tags: Mapping[str, str]
     error: str | None
 
 
@@ -136,14 +146,14 @@ class WorkflowHandle(Generic[T_co]):
             except PersistenceError as error:  # the run continues, and so does the wait
                 log.info("the status of %s could not be read, and is read again soon: %s", self._unit, error)
             else:
-                if row.ended_at is not None:
+                if row.ended_at is not None and (row.next_life is None or row.held):
                     return row
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, longest_s)
 
     def _result(self, row: UnitRow) -> T_co:
         if row.status == "interrupted":
-            raise WorkflowInterrupted(workflow=self._kind.name, id=self.id)
+            raise WorkflowInterrupted(workflow=self._kind.name, id=self.id, reason=interruption_of(row))
         if row.error is not None:
             error = failure.unpack(row.error)
             problem = failure.text_of(row.error)
@@ -306,6 +316,7 @@ class Workflows:
         *,
         status: UnitStatus | None = None,
         name: str | None = None,
+        tag: tuple[str, str] | None = None,
         older_than: Duration | None = None,
         limit: int = 100,
     ) -> Sequence[WorkflowInfo]:
@@ -314,6 +325,7 @@ class Workflows:
         Args:
             status: Only runs with this status.
             name: Only runs of this workflow.
+            tag: Only runs with this tag: a name and a value, as in `("order", "7")`.
             older_than: Only runs that began longer ago.
             limit: The maximum number of runs.
         """
@@ -322,7 +334,8 @@ class Workflows:
         if name is not None:
             require_text(name, what="name of a workflow")
         older_s = seconds_or_none(older_than, what="older_than")
-        rows = await self._acting().storage.units.list(status=status, name=name, older_s=older_s, most=limit)
+        given = None if tag is None else tag_of(tag)
+        rows = await self._acting().storage.units.list(status=status, name=name, older_s=older_s, most=limit, tag=given)
         return [info_of(row) for row in rows]
 
 
@@ -334,19 +347,27 @@ async def start(
     *,
     parent: str | None = None,
     waited_as: str = "",
-    again: bool = False,
+    options: StartOptions = AT_ONCE,
 ) -> UnitStartResult:
-    """Store a run, and wake the runner that will run it. With `again`, one that is over begins another life.
+    """Store a run, and wake the runner that will run it.
 
     Raises:
         KeyConflict: A run of this id exists with another payload.
         MalformedMessage: The payload does not fit, or is too large.
     """
-    started: UnitStartResult = await _in_span(_start, here, kind, payload, id, parent, waited_as, again)
+    started: UnitStartResult = await _in_span(_start, here, kind, payload, id, parent, waited_as, options)
     return started
 
 
-async def start_within(transaction: Transaction, here: Client, kind: WorkflowType, payload: Any, id: str) -> None:
+async def start_within(
+    transaction: Transaction,
+    here: Client,
+    kind: WorkflowType,
+    payload: Any,
+    id: str,
+    *,
+    options: StartOptions = AT_ONCE,
+) -> None:
     """Store a run with the commit of a transaction, then wake the runner that will run it.
 
     Raises:
@@ -356,7 +377,7 @@ async def start_within(transaction: Transaction, here: Client, kind: WorkflowTyp
     """
 
     async def enlist(here: Client, kind: WorkflowType, payload: Any, id: str) -> None:
-        unit = new_unit(here, kind, payload, id)
+        unit = options.of(new_unit(here, kind, payload, id))
         there = await here.storage.units.get(unit.unit)
         if there is not None:
             require_same(unit, there.digest)
@@ -376,12 +397,12 @@ async def _in_span(work: Callable[..., Coroutine[Any, Any, Any]], here: Client, 
 
 
 async def _start(
-    here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str, again: bool
+    here: Client, kind: WorkflowType, payload: Any, id: str, parent: str | None, waited_as: str, options: StartOptions
 ) -> UnitStartResult:
-    unit = replace(new_unit(here, kind, payload, id, parent=parent, waited_as=waited_as), again=again)
+    unit = options.of(new_unit(here, kind, payload, id, parent=parent, waited_as=waited_as))
     started = await here.storage.units.start(unit)
     require_same(unit, started.row.digest)
-    if started.row.status == "running":
+    if started.row.status == "running" or started.row.starts_at is not None:
         await here.wake(started.row.seat, about=started.row.unit)
     return started
 
@@ -444,8 +465,16 @@ def _fitting(token: TokenParts, value: Any, *, most_bytes: int) -> bytes:
     return data
 
 
+def interruption_of(row: UnitRow) -> str:
+    """Why a run was interrupted; empty: somebody has asked."""
+    return ": its time was over" if row.interrupted_for == "timeout" else ""
+
+
 def info_of(row: UnitRow) -> WorkflowInfo:
     """The run of a row."""
+    error = None if row.error is None else failure.text_of(row.error)
+    if row.status == "interrupted" and row.interrupted_for:
+        error = f"interrupted{interruption_of(row)}"
     return WorkflowInfo(
         name=row.name,
         id=row.id,
@@ -459,7 +488,11 @@ def info_of(row: UnitRow) -> WorkflowInfo:
         changed_at=row.changed_at,
         ended_at=row.ended_at,
         wake_at=row.wake_at,
-        error=None if row.error is None else failure.text_of(row.error),
+        starts_at=row.starts_at,
+        times_out_at=row.times_out_at,
+        next_at=row.next_at,
+        tags=msgspec.json.decode(row.tags, type=dict[str, str]) if row.tags else {},
+        error=error,
     )
 
 

@@ -144,6 +144,9 @@ class Execution:
         if loaded.row.status != "running":
             return
         self._row = loaded.row  # another life may have begun since it was taken
+        if loaded.row.interrupting and loaded.row.starts_at is not None:  # it was to begin later, and never does
+            await self._end("interrupted")
+            return
         if loaded.row.interrupting:
             self.interrupt()
         trace_id = spans.id_of(spans.here()) if spans.on else None

@@ -239,6 +239,18 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     """It has failed, and undoes nothing until it is retried or interrupted."""
     failed_steps: str = ""
     """The places of the steps whose errors have ended it, as JSON."""
+    starts_at: datetime | None = None
+    """When it is to begin; None: it has begun."""
+    times_out_at: datetime | None = None
+    """When its time is over and it is asked to end."""
+    interrupted_for: str = ""
+    """Why it was asked to end: `timeout`; empty: somebody has asked."""
+    next_life: int | None = None
+    """The life that is kept to begin after its end."""
+    next_at: datetime | None = None
+    """When that is to begin."""
+    tags: str | None = None
+    """By which it is found, as JSON."""
 
 
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,10 +272,24 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     """The life of the run, if it is new."""
     again: bool = False
     """Whether a run of this id that is over begins another life."""
+    starts_at: datetime | None = None
+    """When it begins; None: after `delay_s`, or at once."""
+    delay_s: float | None = None
+    """It begins so long after now, by the database's clock."""
+    timeout_s: float | None = None
+    """It is asked to end so long after it has begun."""
+    tags: str | None = None
+    """By which it is found, as JSON."""
+    debounced: bool = False
+    """It replaces a start of this id whose run has not begun; that of one that has begun is kept as its next life."""
+    latest_at: datetime | None = None
+    """Starts that replace this one put it off no further; None: `latest_s`, or there is no such bound."""
+    latest_s: float | None = None
+    """The same bound, counted from now by the database's clock."""
 
     def begins_anew(self, row: UnitRow) -> bool:
         """Whether the run that is there is to begin another life; its first one may be of this very write."""
-        return self.again and row.ended_at is not None and not row.held and row.life != self.life
+        return (self.again or self.debounced) and row.ended_at is not None and not row.held and row.life != self.life
 
     def is_same(self, digest: bytes) -> bool:
         """Whether a stored digest is that of this payload."""
@@ -283,9 +309,16 @@ class UnitFork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitStartResult(msgspec.Struct, frozen=True):
-    """The result of a `UnitStart`."""
+    """The result of a `UnitStart`.
 
-    told: Literal["started", "there", "conflict"]
+    started   it is new, or another life of one that was over
+    pushed    it had not begun: it begins later, with this payload
+    kept      it has begun: this is its next life
+    there     it was there, with this payload
+    conflict  it was there, with another one
+    """
+
+    told: Literal["started", "pushed", "kept", "there", "conflict"]
     row: UnitRow
 
 
@@ -295,7 +328,7 @@ def require_same(start: UnitStart, digest: bytes) -> None:
     Raises:
         KeyConflict: The payloads differ.
     """
-    if not start.is_same(digest):
+    if not start.debounced and not start.is_same(digest):
         raise KeyConflict(target=f"workflow {start.name!r}", key=start.id, message_id=start.unit)
 
 
@@ -417,7 +450,8 @@ class UnitStore(Protocol):
     async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
         """Return the workflows to run on these seats, by seat, up to `most` of each.
 
-        Suspended ones that are due are made running. A seat that is not held is left out.
+        Suspended ones that are due are made running, those whose time is over are asked to end, and next lives that
+        are kept of workflows that are over begin. A seat that is not held is left out.
         """
         ...
 
@@ -488,7 +522,7 @@ class UnitStore(Protocol):
         ...
 
     async def resume(self, unit: str) -> UnitRow | None:
-        """Make a suspended workflow running. Returns None if there is none."""
+        """Make a suspended workflow running, unless it has not begun. Returns None if there is none."""
         ...
 
     async def get(self, unit: str) -> UnitRow | None:
@@ -504,7 +538,13 @@ class UnitStore(Protocol):
         ...
 
     async def list(
-        self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
+        self,
+        *,
+        status: UnitStatus | None,
+        name: str | None,
+        older_s: float | None,
+        most: int,
+        tag: tuple[str, str] | None = None,
     ) -> Sequence[UnitRow]:
         """Return units, the last changed first; with `older_s` only those that began longer ago than that."""
         ...

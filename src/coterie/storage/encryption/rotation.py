@@ -92,7 +92,7 @@ PLACES: dict[str, PlacesOf] = {
     "executions": lambda row, column: (places.execution(row["seat"], column),),
     "crons": lambda row, _: (places.error_of_cron(row["name"]),),
     "ticks": _of_ticks,
-    "units": lambda row, column: (places.unit(row["unit"], column),),
+    "units": lambda row, column: (places.unit(row["unit"], column.removeprefix("next_")),),
     "steps": _of_steps,
     "deferreds": _of_deferreds,
     "run_messages": lambda row, column: (places.run_message(row["unit"], row["name"], column),),

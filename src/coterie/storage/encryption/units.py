@@ -175,10 +175,16 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         return [self._record(there, row) for row in rows if there is not None]
 
     async def list(
-        self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
+        self,
+        *,
+        status: UnitStatus | None,
+        name: str | None,
+        older_s: float | None,
+        most: int,
+        tag: tuple[str, str] | None = None,
     ) -> Sequence[UnitRow]:
         """Return units, the last changed first. One that cannot be read is left out."""
-        return self._units(await self._inner.list(status=status, name=name, older_s=older_s, most=most))
+        return self._units(await self._inner.list(status=status, name=name, older_s=older_s, most=most, tag=tag))
 
     # Rows
 

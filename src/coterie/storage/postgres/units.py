@@ -51,6 +51,8 @@ _COPIED = (
     *("began_at", "attempts", "runner"),
 )
 """What a fork copies of each step."""
+_KEPT = 500
+"""How many next lives of one seat begin in one statement."""
 _CHILDREN = 500
 """How many children are asked to end by one statement, before their parent begins anew."""
 
@@ -83,10 +85,17 @@ class PostgresUnits(PostgresStore):
             columns = [claim.seat for claim in mine], [claim.epoch for claim in mine]
             found = await self._look(runner, *columns, most=most)
             if any(each.wake_at is not None and each.wake_at <= each.now for each in found.values()):
-                await self._read("wake_due_units", runner, *columns)
+                await self._do_what_is_due(runner, *columns)
                 found = await self._look(runner, *columns, most=most)
             taken |= found
         return taken
+
+    async def _do_what_is_due(self, runner: str, seats: list[str], epochs: list[int]) -> None:
+        """Begin kept lives, wake units that are due, ask those to end whose time is over. All of it may be repeated."""
+        await _interrupt_children(self._pool.read, self._cluster, seats)  # else their parents' next lives wait
+        await self._read("begin_kept", runner, seats, epochs, _KEPT)
+        await self._read("wake_due_units", runner, seats, epochs)
+        await self._read("time_out_units", runner, seats, epochs)
 
     async def _look(self, runner: str, seats: list[str], epochs: list[int], *, most: int) -> dict[str, TakenUnits]:
         rows = await self._read("look_for_units", runner, seats, epochs, most)
@@ -94,7 +103,7 @@ class PostgresUnits(PostgresStore):
         for seat, group in groupby(rows, key=lambda row: row["held_seat"]):
             ours = list(group)
             units = tuple(_unit(row) for row in ours if row["unit"] is not None)
-            found[seat] = TakenUnits(units, ours[0]["next_at"], ours[0]["now"])
+            found[seat] = TakenUnits(units, ours[0]["due_at"], ours[0]["now"])
         return found
 
     async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
@@ -204,11 +213,19 @@ class PostgresUnits(PostgresStore):
         return [StepRecord(**dict(row.items())) for row in await self._read("records_of_unit", unit)]
 
     async def list(
-        self, *, status: UnitStatus | None, name: str | None, older_s: float | None, most: int
+        self,
+        *,
+        status: UnitStatus | None,
+        name: str | None,
+        older_s: float | None,
+        most: int,
+        tag: tuple[str, str] | None = None,
     ) -> Sequence[UnitRow]:
         """Return units, the last changed first."""
-        older_s = None if older_s is None else min(older_s, LONGEST_S)
-        return [_unit(row) for row in await self._read("list_units", status, name, older_s, most)]
+        given = status, name, None if older_s is None else min(older_s, LONGEST_S), most
+        if tag is None:
+            return [_unit(row) for row in await self._read("list_units", *given)]
+        return [_unit(row) for row in await self._read("list_tagged_units", *given, *tag)]
 
     async def purge(self, *, older_s: float, most: int) -> UnitsPurged:
         """Delete ended, abandoned and never begun work."""
@@ -219,9 +236,12 @@ class PostgresUnits(PostgresStore):
 async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> UnitStartResult:
     while True:
         given = (start.unit, start.name, start.id, start.seat, start.payload, start.digest, start.version)
-        begun = await fetch(SQL["start_unit"], cluster, *given, start.parent, start.waited_as, start.life)
+        of_parent = start.parent, start.waited_as
+        begun = await fetch(SQL["start_unit"], cluster, *begins(start), *given, *of_parent, start.life)
         if begun:
             return UnitStartResult("started", _unit(begun[0]))
+        if start.debounced and (replaced := await _replaced(fetch, cluster, start)) is not None:
+            return replaced
         there = await fetch(SQL["get_unit"], cluster, start.unit)
         if there:  # else it was purged meanwhile
             row = _unit(there[0])
@@ -229,20 +249,42 @@ async def _started(fetch: Fetch, cluster: str, start: UnitStart) -> UnitStartRes
                 if (anew := await _started_again(fetch, cluster, start, row.seat)) is not None:
                     return UnitStartResult("started", anew)
                 continue
+            if start.debounced and row.life != start.life:
+                continue  # it has ended, or begun, meanwhile
             return UnitStartResult("there" if start.is_same(row.digest) else "conflict", row)
         parent = [] if start.parent is None else await fetch(SQL["get_unit"], cluster, start.parent)
         if start.parent is not None and (not parent or parent[0]["ended_at"] is not None):
             raise ParentEnded(start.parent)
 
 
+async def _replaced(fetch: Fetch, cluster: str, start: UnitStart) -> UnitStartResult | None:
+    """What a debounced start has changed of a run that is there. None: nothing, the run is over or gone."""
+    given = *begins(start), start.unit, start.life, start.payload, start.digest, start.version
+    pushed = await fetch(SQL["push_start"], cluster, *given)
+    if pushed:
+        return UnitStartResult("pushed", _unit(pushed[0]))
+    kept = await fetch(SQL["keep_start"], cluster, *given)
+    return UnitStartResult("kept", _unit(kept[0])) if kept else None
+
+
+def begins(start: UnitStart) -> tuple[Any, ...]:
+    """What the fragment `begins` needs."""
+    return start.starts_at, start.delay_s, start.latest_at, start.latest_s, start.timeout_s, start.tags
+
+
+async def _interrupt_children(fetch: Fetch, cluster: str, seats: list[str]) -> None:
+    """Ask the children of lives that have failed to end: they are not those of the next lives."""
+    found: Sequence[object] = [None]
+    while found:
+        found = await fetch(SQL["interrupt_children"], cluster, seats, _CHILDREN)
+    await fetch(SQL["forget_children"], cluster, seats, _CHILDREN)
+
+
 async def _started_again(fetch: Fetch, cluster: str, start: UnitStart, seat: str) -> UnitRow | None:
     """The next life of a run that is over. None: it is not over any more, or gone."""
-    found: Sequence[object] = [None]
-    while found:  # children of the life that has failed are not those of the next
-        found = await fetch(SQL["interrupt_children"], cluster, [seat], _CHILDREN)
-    await fetch(SQL["forget_children"], cluster, [seat], _CHILDREN)
-    given = start.life, start.payload, start.digest, start.version
-    begun = await fetch(SQL["start_again"], cluster, start.unit, *given)
+    await _interrupt_children(fetch, cluster, [seat])
+    given = start.unit, start.life, start.payload, start.digest, start.version
+    begun = await fetch(SQL["start_again"], cluster, *begins(start), *given)
     return _unit(begun[0]) if begun else None
 
 

@@ -133,7 +133,8 @@ def insertion_of_jobs(cluster: str, database: str, jobs: Sequence[NewJob]) -> Us
 def start(cluster: str, database: str, unit: UnitStart) -> UserWrite[UnitStarted]:
     """Start a workflow, unless there is a run of its id."""
     given = (unit.unit, unit.name, unit.id, unit.seat, unit.payload, unit.digest, unit.version, unit.life)
-    statement = Statement(SQL["start_via"], (cluster, *given, database))
+    begin = unit.starts_at, unit.delay_s, unit.latest_at, unit.latest_s, unit.timeout_s, unit.tags
+    statement = Statement(SQL["start_via"], (cluster, *begin, *given, database))
     for _ in range(_AGAIN_MOST):
         ((found, transaction),) = yield statement
         if found != database:

@@ -44,7 +44,7 @@ SQL = {
     name: sql
     for file in (
         *("kv.sql", "fenced_writes.sql", "leading.sql", "messages.sql", "jobs.sql", "queues.sql", "ticks.sql"),
-        *("units.sql", "lives.sql", "audit.sql"),
+        *("units.sql", "lives.sql", "later.sql", "audit.sql"),
     )
     for name, sql in statements.load("coterie.storage.postgres.sql", file).items()
 }

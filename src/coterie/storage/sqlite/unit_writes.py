@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     Told = Literal["written", "there", "over", "fenced"]
 
-SQL = {**statements.load(f"{__package__}.sql", "units.sql"), **statements.load(f"{__package__}.sql", "lives.sql")}
+SQL = {
+    name: text
+    for file in ("units.sql", "lives.sql", "later.sql")
+    for name, text in statements.load(f"{__package__}.sql", file).items()
+}
 
 
 class _StepLook(msgspec.Struct, array_like=True, gc=False):

@@ -69,6 +69,9 @@ _UNITS = msgspec.json.Decoder(list[str])
 _CHILDREN = msgspec.json.Decoder(list[tuple[str, str]])
 _MOST_CHILDREN = 500
 _RETRIED = ("failed", "interrupted")
+_MOST_KEPT = 500
+"""How many next lives begin in one transaction."""
+_OF_BEGIN = frozenset({"again", "debounced", "starts_at", "delay_s", "latest_at", "latest_s"})
 
 
 # ── for holders of units ────────────────────────────────────────────────────────────────────────────────────────
@@ -144,8 +147,17 @@ def taken(
 
 
 def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> None:
-    """Make suspended units running that are due by themselves, on seats that are held."""
-    connection.execute(SQL["wake_due"], bindings(scope, seats=encoded(_held(connection, scope, claims))))
+    """Begin kept lives, wake units that are due, ask those to end whose time is over: on seats that are held."""
+    seats = _held(connection, scope, claims)
+    names = bindings(scope, seats=encoded(seats), most=_MOST_KEPT)
+    kept = _UNITS.decode(connection.execute(SQL["kept"], names).get)
+    if kept:
+        while interrupt_children(connection, scope, seats, most=_MOST_CHILDREN):
+            pass
+        forget_rows(connection, scope, kept)
+        connection.execute(SQL["begin_kept"], bindings(scope, units=encoded(kept)))
+    connection.execute(SQL["wake_due"], names)
+    connection.execute(SQL["time_out"], names)
 
 
 def suspend(
@@ -199,12 +211,15 @@ def started(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Unit
     parent = None if start.parent is None else get(connection, scope, start.parent)
     is_orphan = start.parent is not None and (parent is None or parent.ended_at is not None)
     stored = start if start.waited_as else msgspec.structs.replace(start, parent=None)
-    named = {name: getattr(stored, name) for name in UnitStart.__struct_fields__ if name != "again"}
-    is_new = not is_orphan and _begin(connection, scope, kind="workflow", **named)
+    named = {name: getattr(stored, name) for name in UnitStart.__struct_fields__ if name not in _OF_BEGIN}
+    is_new = not is_orphan and _begin(connection, scope, kind="workflow", **named, **_begins(scope, start))
+    replaced = None if is_new or not start.debounced else _replaced(connection, scope, start)
     rows: list[Any] = connection.execute(SQL["row"], bindings(scope, unit=start.unit)).fetchall()
     if not rows:
         return None
     there = _unit(rows[0])
+    if replaced is not None:
+        return UnitStartResult(replaced, there)
     if start.begins_anew(there):
         return UnitStartResult("started", _started_again(connection, scope, start, there.seat))
     told: Any = "started" if is_new else "there" if start.is_same(there.digest) else "conflict"
@@ -236,13 +251,45 @@ def _ns(at: datetime | None, scope: Scope) -> int:
     return later_ns(scope) if at is None else to_ns(at)
 
 
+def _replaced(connection: apsw.Connection, scope: Scope, start: UnitStart) -> Literal["pushed", "kept"] | None:
+    """What a debounced start has changed of a run that is there. None: nothing, the run is over."""
+    given = {
+        name: getattr(start, name) for name in ("unit", "life", "payload", "digest", "version", "timeout_s", "tags")
+    }
+    names = bindings(scope, **given, **_begins(scope, start))
+    connection.execute(SQL["push_start"], names)
+    if connection.changes():
+        return "pushed"
+    connection.execute(SQL["keep_start"], names)
+    return "kept" if connection.changes() else None
+
+
+def _begins(scope: Scope, start: UnitStart) -> dict[str, Any]:
+    """When a run begins that is started now, and when its time is over if it begins at once."""
+    now_ns = later_ns(scope)
+    latest_ns = _instant_ns(scope, start.latest_at, start.latest_s)
+    ats = [at for at in (_instant_ns(scope, start.starts_at, start.delay_s), latest_ns) if at is not None]
+    at_ns = min(ats, default=now_ns)
+    times_out_ns = None if start.timeout_s is None or at_ns > now_ns else later_ns(scope, start.timeout_s)
+    later = at_ns if at_ns > now_ns else None
+    return {"at_ns": at_ns, "later_ns": later, "latest_ns": latest_ns, "times_out_ns": times_out_ns}
+
+
+def _instant_ns(scope: Scope, at: datetime | None, after_s: float | None) -> int | None:
+    if at is not None:
+        return to_ns(at)
+    return None if after_s is None else later_ns(scope, after_s)
+
+
 def _started_again(connection: apsw.Connection, scope: Scope, start: UnitStart, seat: str) -> UnitRow:
     """The next life of a run that is over. Children of the life that has failed are not those of the next."""
     while interrupt_children(connection, scope, [seat], most=_MOST_CHILDREN):
         pass
     forget_rows(connection, scope, [start.unit])
-    given = {name: getattr(start, name) for name in ("unit", "life", "payload", "digest", "version")}
-    connection.execute(SQL["start_again"], bindings(scope, **given))
+    given = {
+        name: getattr(start, name) for name in ("unit", "life", "payload", "digest", "version", "timeout_s", "tags")
+    }
+    connection.execute(SQL["start_again"], bindings(scope, **given, **_begins(scope, start)))
     row = get(connection, scope, start.unit)
     assert row is not None, "it was there, under the write lock"
     return row
@@ -365,10 +412,12 @@ def listed(
     name: str | None,
     older_s: float | None,
     most: int,
+    tag: tuple[str, str] | None = None,
 ) -> list[UnitRow]:
     """Units, the last changed first."""
     before_ns = None if older_s is None else ago_ns(scope, older_s)
-    names = bindings(scope, status=status, name=name, before_ns=before_ns, most=most)
+    key, value = tag or (None, None)
+    names = bindings(scope, status=status, name=name, before_ns=before_ns, most=most, tag=key, tag_value=value)
     return [_unit(row) for row in connection.execute(SQL["list"], names)]
 
 
@@ -389,6 +438,7 @@ def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: in
 def _begin(connection: apsw.Connection, scope: Scope, **named: Any) -> bool:
     """Begin a unit unless it exists. Returns whether it is new."""
     plain = {"parent": None, "waited_as": "", "version": "", "digest": b"", "payload": b"", "life": 0}
+    plain |= dict.fromkeys(("later_ns", "latest_ns", "timeout_s", "times_out_ns", "tags"))
     connection.execute(SQL["begin"], bindings(scope, **(plain | named)))
     if connection.changes() == 0:
         return False

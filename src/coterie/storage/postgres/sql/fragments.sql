@@ -61,6 +61,26 @@ here as materialized (
         (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())::text as database
 )
 
+-- name: begins
+-- When a run begins that is started now: at $2, or in $3 seconds, but no later than $4, or in $5 seconds; $6 is how long
+-- it may take, $7 are its tags.
+instant as materialized (
+    select clock_timestamp() as now
+), times as materialized (
+    select
+        now, coalesce($2::timestamptz, now + make_interval(secs => $3::float8)) as at,
+        coalesce($4::timestamptz, now + make_interval(secs => $5::float8)) as latest_at
+    from instant
+), begins as materialized (
+    select
+        now, coalesce(least(at, latest_at), now) as at, latest_at,
+        case when least(at, latest_at) > now then 'suspended' else 'running' end as status,
+        case when least(at, latest_at) > now then least(at, latest_at) end as later,
+        case when least(at, latest_at) > now then null else now + make_interval(secs => $6::float8) end as times_out_at,
+        $6::float8 as timeout_s, $7::text::jsonb as tags
+    from times
+)
+
 -- name: job_head
 -- The columns of a `JobHead`.
 j.id, j.part, j.task, j.fingerprint, extract(epoch from j.rank_at)::float8 as rank_s, j.lost, j.priority

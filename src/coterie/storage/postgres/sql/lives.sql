@@ -28,17 +28,21 @@ end as told;
 -- Begin the next life of a workflow that is over, once its children need not be asked to end any more.
 with over as materialized (
     select unit from coterie.units
-    where cluster = $1 and unit = $2 and kind = 'workflow' and ended_at is not null and not held
+    where cluster = $1 and unit = $8 and kind = 'workflow' and ended_at is not null and not held
         and not interrupts_children
     for update
 ), forgotten as materialized (
     select coterie.forget_units($1, array(select unit from over)) as units
-)
+), /* include begins */
 update coterie.units as u
-set life = $3::bigint, payload = $4, digest = $5, version = $6, status = 'running', interrupting = false, parent = null,
-    waited_as = '', value = null, error = null, failed_steps = '', retries = 0, ended_at = null,
-    started_at = clock_timestamp(), changed_at = clock_timestamp()
-where u.cluster = $1 and u.unit = $2 and exists (select from over) and (select units from forgotten) > 0
+set life = $9::bigint, payload = $10, digest = $11, version = $12, status = b.status, interrupting = false,
+    interrupted_for = '', parent = null, waited_as = '', value = null, error = null, failed_steps = '', retries = 0,
+    ended_at = null, started_at = b.now, changed_at = b.now, starts_at = b.later, wake_at = b.later,
+    latest_at = b.latest_at, timeout_s = b.timeout_s, times_out_at = b.times_out_at, tags = coalesce(b.tags, u.tags),
+    next_life = null, next_at = null, next_latest_at = null, next_timeout_s = null, next_version = null,
+    next_tags = null, next_digest = null, next_payload = null
+from begins as b
+where u.cluster = $1 and u.unit = $8 and exists (select from over) and (select units from forgotten) > 0
 returning u.*, 0::bigint as steps;
 
 -- name: retry_units
@@ -87,7 +91,8 @@ with items as materialized (
 ), retried as (
     update coterie.units as u
     set status = 'running', ended_at = null, value = null, error = null, failed_steps = '', held = false,
-        interrupting = false, interrupts_children = false, retries = u.retries + 1, changed_at = clock_timestamp()
+        interrupting = false, interrupted_for = '', interrupts_children = false, retries = u.retries + 1,
+        changed_at = clock_timestamp(), times_out_at = clock_timestamp() + make_interval(secs => u.timeout_s) -- anew
     where u.cluster = $1 and u.unit = any(array(select unit from chosen))
     returning u.unit
 )

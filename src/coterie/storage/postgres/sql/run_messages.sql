@@ -26,8 +26,8 @@ with unit as materialized (
     returning id
 ), woken as (
     update coterie.units as u
-    set status = case u.status when 'suspended' then 'running' else u.status end, wake_at = null,
-        changed_at = clock_timestamp()
+    set status = case when u.status = 'suspended' and u.starts_at is null then 'running' else u.status end,
+        wake_at = u.starts_at, changed_at = clock_timestamp() -- one that has not begun waits until then
     where u.cluster = $1 and u.unit = $2 and exists (select from stored) and u.ended_at is null
     returning u.seat
 )

@@ -177,8 +177,8 @@ with items as materialized (
     where e.kind = 'workflow'
     on conflict (cluster, unit) do update -- always: the row is there, and locked, see kv.sql
     set status = excluded.status, value = excluded.value, error = excluded.error, ended_at = excluded.ended_at,
-        changed_at = excluded.changed_at, wake_at = null, interrupts_children = excluded.interrupts_children,
-        held = excluded.held, failed_steps = excluded.failed_steps
+        changed_at = excluded.changed_at, wake_at = null, starts_at = null, times_out_at = null,
+        interrupts_children = excluded.interrupts_children, held = excluded.held, failed_steps = excluded.failed_steps
     returning u.unit
 ), gone as (
     delete from coterie.units as u
@@ -206,8 +206,8 @@ with items as materialized (
     select distinct $1, p.unit, 'workflow', '', '', p.seat, 'running', clock.now, clock.now
     from told join locked as p on p.unit = told.unit cross join clock
     on conflict (cluster, unit) do update -- always, as above
-    set status = case u.status when 'suspended' then 'running' else u.status end, wake_at = null,
-        changed_at = excluded.changed_at
+    set status = case when u.status = 'suspended' and u.starts_at is null then 'running' else u.status end,
+        wake_at = u.starts_at, changed_at = excluded.changed_at
     returning u.unit, u.seat
 )
 select
@@ -281,9 +281,9 @@ where cluster = $1 and unit = $2 and life = $3 and resolved_at is not null order
 
 -- name: look_for_units
 -- Read the workflows to run on those of these seats that are held, a row for each (at least one for each seat), when
--- the next suspended one is due by itself, and the clock. Locks nothing.
+-- the next one is due by itself (it is suspended, its time is over, or its next life is kept), and the clock. Locks nothing.
 select
-    s.name as held_seat, w.wake_at as next_at, clock_timestamp() as now, u.*,
+    s.name as held_seat, least(w.wake_at, o.times_out_at, k.ended_at) as due_at, clock_timestamp() as now, u.*,
     (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
 from unnest($3::text[], $4::bigint[]) as i (seat, epoch)
     cross join lateral (
@@ -295,6 +295,16 @@ from unnest($3::text[], $4::bigint[]) as i (seat, epoch)
         order by wake_at limit 1
     ) as w on true
     left join lateral (
+        select times_out_at from coterie.units
+        where cluster = $1 and seat = i.seat and times_out_at is not null
+        order by times_out_at limit 1
+    ) as o on true
+    left join lateral (
+        select ended_at from coterie.units
+        where cluster = $1 and seat = i.seat and next_life is not null and ended_at is not null and not held
+        order by ended_at limit 1
+    ) as k on true
+    left join lateral (
         select * from coterie.units
         where cluster = $1 and seat = i.seat and status = 'running' and kind = 'workflow'
         order by started_at, unit limit $5
@@ -302,7 +312,7 @@ from unnest($3::text[], $4::bigint[]) as i (seat, epoch)
 order by s.name, u.started_at, u.unit;
 
 -- name: wake_due_units
--- Make suspended units running that are due, on seats that are held.
+-- Make suspended units running that are due, on seats that are held. One that was to begin later begins.
 with /* include me */, held as materialized (
     select s.name
     from unnest($3::text[], $4::bigint[]) as u (seat, epoch)
@@ -321,7 +331,11 @@ with /* include me */, held as materialized (
     order by u.unit
 )
 update coterie.units as u
-set status = 'running', wake_at = null, changed_at = clock_timestamp()
+set status = 'running', wake_at = null, changed_at = clock_timestamp(), starts_at = null,
+    started_at = case when u.starts_at is null then u.started_at else clock_timestamp() end,
+    times_out_at = case
+        when u.starts_at is null then u.times_out_at else clock_timestamp() + make_interval(secs => u.timeout_s)
+    end
 where u.cluster = $1 and u.unit = any(array(select unit from due)) and u.status = 'suspended'
     and coalesce(u.wake_at <= clock_timestamp(), false) -- by its key: the index of what is due must not fit
 returning u.unit;
@@ -374,29 +388,32 @@ end as told;
 -- Store a new workflow, unless there is one of its name; a child only while its parent is running. The statement that
 -- ends the parent waits for this one, and so finds the child. One whose end is told to nobody is left to itself.
 with parent as materialized (
-    select from coterie.units where cluster = $1 and unit = $9::text and ended_at is null for key share
-)
+    select from coterie.units where cluster = $1 and unit = $15::text and ended_at is null for key share
+), /* include begins */
 insert into coterie.units as u (
-    cluster, unit, kind, name, id, seat, status, started_at, changed_at, payload, digest, version, parent, waited_as, life
+    cluster, unit, kind, name, id, seat, status, started_at, changed_at, starts_at, wake_at, latest_at, timeout_s,
+    times_out_at, tags, payload, digest, version, parent, waited_as, life
 )
 select
-    $1, $2, 'workflow', $3, $4, $5, 'running', clock_timestamp(), clock_timestamp(), $6, $7, $8,
-    case when $10 <> '' then $9::text end, $10, $11::bigint
-where $9::text is null or exists (select from parent)
+    $1, $8, 'workflow', $9, $10, $11, b.status, b.now, b.now, b.later, b.later, b.latest_at, b.timeout_s,
+    b.times_out_at, b.tags, $12, $13, $14, case when $16 <> '' then $15::text end, $16, $17::bigint
+from begins as b
+where $15::text is null or exists (select from parent)
 on conflict (cluster, unit) do nothing
 returning u.*, 0::bigint as steps;
 
 -- name: start_via
 -- As `start_unit` without a parent, in a transaction of the user, on the user's connection: see `insert_via`.
-with /* include here */, begun as (
+with /* include here */, /* include begins */, begun as (
     insert into coterie.units (
-        cluster, unit, kind, name, id, seat, status, started_at, changed_at, payload, digest, version, life
+        cluster, unit, kind, name, id, seat, status, started_at, changed_at, starts_at, wake_at, timeout_s, times_out_at,
+        tags, payload, digest, version, life
     )
     select
-        $1::text, $2::text, 'workflow', $3::text, $4::text, $5::text, 'running', clock_timestamp(), clock_timestamp(),
-        $6::bytea, $7::bytea, $8::text, $9::bigint
-    from here
-    where here.database = coalesce($10::text, here.database)
+        $1::text, $8::text, 'workflow', $9::text, $10::text, $11::text, b.status, b.now, b.now, b.later, b.later,
+        b.timeout_s, b.times_out_at, b.tags, $12::bytea, $13::bytea, $14::text, $15::bigint
+    from here cross join begins as b
+    where here.database = coalesce($16::text, here.database)
     on conflict (cluster, unit) do nothing
     returning unit
 )
@@ -435,8 +452,8 @@ with unit as materialized (
     returning d.unit, d.early
 ), woken as (
     update coterie.units as u
-    set status = case u.status when 'suspended' then 'running' else u.status end, wake_at = null,
-        changed_at = clock_timestamp()
+    set status = case when u.status = 'suspended' and u.starts_at is null then 'running' else u.status end,
+        wake_at = u.starts_at, changed_at = clock_timestamp() -- one that has not begun waits until then
     where u.cluster = $1 and u.unit = $2 and u.life = $6::bigint and exists (select from resolved) and u.ended_at is null
     returning u.seat
 )
@@ -513,10 +530,10 @@ with parents as materialized (
 select count(*) from told;
 
 -- name: resume_unit
--- Make a suspended workflow running.
+-- Make a suspended workflow running, unless it has not begun.
 update coterie.units
 set status = 'running', wake_at = null, changed_at = clock_timestamp()
-where cluster = $1 and unit = $2 and kind = 'workflow' and status = 'suspended';
+where cluster = $1 and unit = $2 and kind = 'workflow' and status = 'suspended' and starts_at is null;
 
 -- name: list_units
 -- Read units, the last changed first.
@@ -528,6 +545,18 @@ where cluster = $1 and ($2::text is null or status = $2) and ($3::text is null o
 order by changed_at desc, unit
 limit $5;
 
+-- name: list_tagged_units
+-- As `list_units`, for runs with a tag.
+select
+    u.*, (select count(*) from coterie.steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done) as steps
+from coterie.unit_tags as g
+    join coterie.units as u on u.cluster = g.cluster and u.unit = g.unit
+where g.cluster = $1 and g.name = $6 and g.value = $7 and ($2::text is null or u.status = $2)
+    and ($3::text is null or u.name = $3)
+    and ($4::float8 is null or u.started_at < clock_timestamp() - make_interval(secs => $4))
+order by u.changed_at desc, u.unit
+limit $5;
+
 -- name: purge_units
 -- Delete some ended and abandoned units, each with all its rows (W5), and values whose units never began. Returns the
 -- names of the abandoned ones, and the largest number deleted of a kind.
@@ -535,7 +564,7 @@ with edge as materialized (
     select clock_timestamp() - make_interval(secs => $2::float8) as at
 ), old as materialized (
     select unit, kind from coterie.units
-    where cluster = $1 and ended_at <= (select at from edge) and not held
+    where cluster = $1 and ended_at <= (select at from edge) and not held and next_life is null -- else it goes on
     order by ended_at limit $3
     for update skip locked
 ), abandoned as materialized ( -- what makes steps is not, nor what sleeps for a week

@@ -52,7 +52,8 @@ from json_each(:rows) as asked
 -- Workflows are over.
 update or rollback units
 set status = said.column2, value = said.column3, error = said.column4, ended_at_ns = ?2, changed_at_ns = ?2,
-    wake_at_ns = null, interrupts_children = said.column2 <> 'done' and not said.column5, held = said.column5,
+    wake_at_ns = null, starts_at_ns = null, times_out_at_ns = null,
+    interrupts_children = said.column2 <> 'done' and not said.column5, held = said.column5,
     failed_steps = said.column6
 from (
     values
@@ -90,15 +91,18 @@ delete from run_messages where cluster = :cluster and unit in (select value from
 delete from published where cluster = :cluster and unit in (select value from json_each(:units));
 
 -- name: wake
--- What has happened to units changes them, and has those go on that are suspended.
-update units set status = iif(status = 'suspended', 'running', status), wake_at_ns = null, changed_at_ns = :now_ns
+-- What has happened to units changes them, and has those go on that are suspended. One that has not begun waits until then.
+update units
+set status = iif(status = 'suspended' and starts_at_ns is null, 'running', status), wake_at_ns = starts_at_ns,
+    changed_at_ns = :now_ns
 where cluster = :cluster and unit in (select value from json_each(:units)) and ended_at_ns is null;
 
 -- name: row
 -- A unit.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    life, digest, waited_as, retries, held, failed_steps
+    life, digest, waited_as, retries, held, failed_steps,
+    starts_at_ns, times_out_at_ns, interrupted_for, next_life, next_at_ns, tags
 from units as u where cluster = :cluster and unit = :unit;
 
 -- name: steps
@@ -128,11 +132,11 @@ select name, value, error from deferreds where cluster = :cluster and unit = :un
 -- A unit begins, unless it is there.
 insert into units (
     cluster, unit, kind, name, id, seat, status, started_at_ns, changed_at_ns, parent, waited_as, version, digest,
-    payload, life
+    payload, life, starts_at_ns, wake_at_ns, latest_at_ns, timeout_s, times_out_at_ns, tags
 )
 values (
-    :cluster, :unit, :kind, :name, :id, :seat, 'running', :now_ns, :now_ns, :parent, :waited_as, :version, :digest,
-    :payload, :life
+    :cluster, :unit, :kind, :name, :id, :seat, iif(:later_ns is null, 'running', 'suspended'), :now_ns, :now_ns, :parent,
+    :waited_as, :version, :digest, :payload, :life, :later_ns, :later_ns, :latest_ns, :timeout_s, :times_out_ns, :tags
 )
 on conflict (cluster, unit) do nothing;
 
@@ -145,16 +149,28 @@ update units set changed_at_ns = :now_ns where cluster = :cluster and unit = :un
 update deferreds set early = 0 where cluster = :cluster and unit = :unit and life = :life and early;
 
 -- name: wakes
--- When the next suspended unit of each seat is due by itself.
+-- When the next unit of each seat is due by itself: it is suspended, its time is over, or its next life is kept.
 select json_group_object(asked.value, (
-    select min(u.wake_at_ns) from units as u
-    where u.cluster = :cluster and u.seat = asked.value and u.wake_at_ns is not null
+    select min(at_ns) from (
+        select min(u.wake_at_ns) as at_ns from units as u
+        where u.cluster = :cluster and u.seat = asked.value and u.wake_at_ns is not null
+        union all
+        select min(u.times_out_at_ns) from units as u
+        where u.cluster = :cluster and u.seat = asked.value and u.times_out_at_ns is not null
+        union all
+        select min(u.ended_at_ns) from units as u
+        where u.cluster = :cluster and u.seat = asked.value and u.next_life is not null and u.ended_at_ns is not null
+            and not u.held
+    )
 ))
 from json_each(:seats) as asked;
 
 -- name: wake_due
--- Suspended units that are due go on.
-update units set status = 'running', wake_at_ns = null, changed_at_ns = :now_ns
+-- Suspended units that are due go on. One that was to begin later begins.
+update units
+set status = 'running', wake_at_ns = null, changed_at_ns = :now_ns, starts_at_ns = null,
+    started_at_ns = iif(starts_at_ns is null, started_at_ns, :now_ns),
+    times_out_at_ns = iif(starts_at_ns is null, times_out_at_ns, :now_ns + cast(timeout_s * 1e9 as integer))
 where cluster = :cluster and seat in (select value from json_each(:seats)) and wake_at_ns <= :now_ns;
 
 -- name: taken
@@ -162,7 +178,8 @@ where cluster = :cluster and seat in (select value from json_each(:seats)) and w
 select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
     u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
     (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest, u.waited_as,
-    u.retries, u.held, u.failed_steps
+    u.retries, u.held, u.failed_steps,
+    u.starts_at_ns, u.times_out_at_ns, u.interrupted_for, u.next_life, u.next_at_ns, u.tags
 from json_each(:seats) as asked
     cross join units as u on u.rowid in (
         select rowid from units
@@ -240,24 +257,30 @@ where cluster = :cluster and interrupts_children and seat in (select value from 
     );
 
 -- name: resume
--- Have a suspended workflow go on.
+-- Have a suspended workflow go on, unless it has not begun.
 update units set status = 'running', wake_at_ns = null, changed_at_ns = :now_ns
-where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'suspended';
+where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'suspended' and starts_at_ns is null;
 
 -- name: list
 -- Units, those that changed last first.
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
-    life, digest, waited_as, retries, held, failed_steps
+    life, digest, waited_as, retries, held, failed_steps,
+    starts_at_ns, times_out_at_ns, interrupted_for, next_life, next_at_ns, tags
 from units as u
 where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
     and (:before_ns is null or started_at_ns < :before_ns)
+    and (:tag is null or unit in (
+        select g.unit from unit_tags as g where g.cluster = :cluster and g.name = :tag and g.value = :tag_value
+    ))
 order by changed_at_ns desc limit :most;
 
 -- name: ended
 -- Some workflows that ended long ago.
 select json_group_array(unit) from (
-    select unit from units where cluster = :cluster and ended_at_ns < :before_ns and not held order by ended_at_ns limit :most
+    select unit from units
+    where cluster = :cluster and ended_at_ns < :before_ns and not held and next_life is null -- else it goes on
+    order by ended_at_ns limit :most
 );
 
 -- name: abandoned
