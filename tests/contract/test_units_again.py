@@ -58,7 +58,7 @@ class TestRenew:
         assert (row.life, row.payload, row.version, row.status) == (2, b"\x00next", "2", "running")
         assert (row.unit, row.name, row.id, row.seat, row.ended_at) == (U, "Order", "one", S1, None)
         assert row.digest == before.digest, "the same start again is the same start"
-        assert row.changed_at == row.started_at >= before.started_at
+        assert row.changed_at >= row.started_at >= before.started_at
         assert (await take_units(storage, claim)).rows == (row,)
 
     async def test_again_it_is_told_the_same_and_changes_nothing(self, storage: Storage, runner_a: Ownership) -> None:

@@ -401,8 +401,8 @@ def _units(s: Steps) -> list[Group]:
         "end": u._end(s).steps,
         "failure": u._end(s, write=u.FAILED).steps,
         "open": u._open(s).steps,
-        "start": one_statement(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
-        "start via": one_statement(s, "start_via", "u", "n", "i", "s1", b"p", b"p", "", 0, None),
+        "start": one_statement(s, "start_unit", *u.AT_ONCE, "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
+        "start via": one_statement(s, "start_via", *u.AT_ONCE, "u", "n", "i", "s1", b"p", b"p", "", 0, None),
         "suspend": u._suspend(s).steps,
         "wake": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
         "resolve": one_statement(s, "resolve_deferred", "u", "d", b"1", None, 0, *tick),
@@ -417,15 +417,21 @@ def _units(s: Steps) -> list[Group]:
         "start again": u._start_again(s).steps,
         "retry": u._retry(s).steps,
         "fork": u._fork(s).steps,
+        "push": u._push(s).steps,
+        "keep": u._keep(s).steps,
+        "begin kept": u._begin_kept(s).steps,
+        "time out": one_statement(s, "time_out_units", "a", ["s1"], [1]),
     }
     family = (
         u.unit(status="failed") + ";update coterie.units set interrupts_children = true" + u.unit("child", parent="u")
     )
-    bear = {"bear": one_statement(s, "start_unit", "child", "n", "i", "s1", b"p", b"p", "", "u", "d", 0)}
+    bear = {"bear": one_statement(s, "start_unit", *u.AT_ONCE, "child", "n", "i", "s1", b"p", b"p", "", "u", "d", 0)}
     return [
         Group("unit", u.rows(u.unit(), u.deferred()), parts | bear),
         Group("unit that waits", u.rows(u.DUE, u.deferred()), parts),
         Group("unit that is over", u.rows(u.OLD), parts),
+        Group("unit that has not begun", u.rows(u.NOT_BEGUN), parts),
+        Group("unit with a next life", u.rows(u.KEPT), parts),
         Group("unit of a leader", u.rows(u.LEADER, u.deferred()), parts),
         Group("unit that left a child", u.rows(family), parts | bear),
         *_runs(s, parts),
@@ -500,8 +506,10 @@ def _incoming(s: Steps) -> list[Group]:
     }
     runs = {"start": rows["start"], "start otherwise": rows["start otherwise"]}
     units: dict[str, tuple[Step, ...]] = {
-        "start in Python": one_statement(s, "start_unit", "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0),
-        "start via": one_statement(s, "start_via", "u", "n", "i", "s1", b"p", b"p", "", 0, None),
+        "start in Python": one_statement(
+            s, "start_unit", *u.AT_ONCE, "u", "n", "i", "s1", b"p", b"p", "", None, "d", 0
+        ),
+        "start via": one_statement(s, "start_via", *u.AT_ONCE, "u", "n", "i", "s1", b"p", b"p", "", 0, None),
         "end": u._end(s).steps,
         "open": u._open(s).steps,
         "suspend": u._suspend(s).steps,
@@ -522,6 +530,10 @@ def _incoming(s: Steps) -> list[Group]:
         "start again": u._start_again(s).steps,
         "retry": u._retry(s).steps,
         "fork": u._fork(s).steps,
+        "push": u._push(s).steps,
+        "keep": u._keep(s).steps,
+        "begin kept": u._begin_kept(s).steps,
+        "time out": one_statement(s, "time_out_units", "a", ["s1"], [1]),
     }
     steps = {
         "steps": u._steps(s, write=u.OF_LIFE).steps,
@@ -616,6 +628,8 @@ def _seats(s: Steps) -> list[Group]:
         "end unit": stored_units._end(s).steps,
         "open unit": stored_units._open(s).steps,
         "wake units": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
+        "begin kept": stored_units._begin_kept(s).steps,
+        "time out units": one_statement(s, "time_out_units", "a", ["s1"], [1]),
         "suspend": stored_units._suspend(s).steps,
         "receive": stored_runs.receiving(s),
         "publish": stored_runs.publishing(s),

@@ -118,7 +118,7 @@ def _nobody_lost(run: Run) -> list[str]:
 def _starts(script: Script) -> list[tuple[str, bytes]]:
     """Units that a script starts, with their payloads."""
     values: list[Any] = [step.values for step in script.steps if step.name.startswith("start")]
-    return [(value[1], value[5]) for value in values]
+    return [(value[7], value[11]) for value in values]
 
 
 START_PLANTS = (
@@ -143,8 +143,8 @@ START_PLANTS = (
         swapped(
             ("start_unit",),
             (
-                "where $9::text is null or exists (select from parent)\non conflict (cluster, unit) do nothing",
-                "where $9::text is null and not exists (select from coterie.units where cluster = $1 and unit = $2)",
+                "where $15::text is null or exists (select from parent)\non conflict (cluster, unit) do nothing",
+                "where $15::text is null and not exists (select from coterie.units where cluster = $1 and unit = $8)",
             ),
         ),
     ),

@@ -33,6 +33,10 @@ CUT = UnitEnd(MINE, "u", "interrupted")
 CHILD = UnitEnd(MINE, "child", "done", value=b"v", outcome=b"c")
 FAILED = UnitEnd(MINE, "u", "failed")
 CLAIMED = datetime(2026, 1, 1, tzinfo=UTC)
+AT_ONCE = (None,) * 6
+"""The options of a start that has none."""
+LATER = (None, 3600.0, None, None, None, '{"n": "1"}')
+"""Those of one that begins in an hour."""
 TICK = (
     ";insert into coterie.ticks (cluster, name, kind, at, seq, until_at, epoch, attempt, runner, claimed_at)"
     f" values ('{CLUSTER}', 'c', 'manual', '{CLAIMED}', 1, '{CLAIMED}', 1, 1, '', '{CLAIMED}')"
@@ -74,6 +78,10 @@ def deferred(name: str = "d", *, value: str = "null", early: bool = False) -> st
 
 SUSPENDED, DUE = unit(status="suspended"), unit(status="suspended", wake="now()")
 LEADER, OLD = unit(kind="leader"), unit(status="done")
+NOT_BEGUN = unit(status="suspended", wake="now()") + ";update coterie.units set starts_at = wake_at"
+KEPT = unit(status="done") + (
+    ";update coterie.units set next_life = 2, next_at = now(), next_payload = '2', next_digest = 'd', next_version = ''"
+)
 WAITED = (
     ";insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at, value)"
     f" values ('{CLUSTER}', 'u', '', 0, 'step', 'n', '', false, now() - interval '1 day', null)"
@@ -116,6 +124,7 @@ def stored_units(s: Steps) -> list[Pair]:
         *_bearing(s),
         *_renewing(s),
         *_retrying(s),
+        *_later(s),
     ]
 
 
@@ -289,6 +298,25 @@ def _renewing(s: Steps) -> list[Pair]:
     ]
 
 
+def _later(s: Steps) -> list[Pair]:
+    """What is started while a run has not begun is that run; while it goes on, its next life [W14]."""
+    put, too = _put(s), _put(s, "debounced start too", life=3)
+    wake = Script("begin", atomic(s.step("wake_due_units", "a", ["s1"], [1], step="wake")))
+    judge = judges.together(judges.sound, judges.nothing_put_is_lost)
+    push, keep = _push(s), _keep(s)
+    return [
+        _pair(rows(NOT_BEGUN), push, wake, judge),
+        _pair(rows(NOT_BEGUN), push, _push(s, "push too", life=3), judge),
+        _pair(rows(unit()), keep, _end(s), judge),
+        _pair(rows(NOT_BEGUN), put, wake, judge),
+        _pair(rows(NOT_BEGUN), put, _asking(s, "interrupt"), judge),
+        _pair(rows(NOT_BEGUN), put, too, judge),
+        _pair(rows(unit()), put, _end(s), judge),
+        _pair(rows(KEPT), too, _begin_kept(s), judge),
+        _pair(rows(KEPT), _begin_kept(s), _purge(s), judge),
+    ]
+
+
 def _retrying(s: Steps) -> list[Pair]:
     """A run that has failed goes on once for each failure, and not if it has begun to undo [W9]."""
     retry, undo = _retry(s), replace_kind(STEP)
@@ -384,7 +412,7 @@ def _start(s: Steps, name: str = "start", *, payload: bytes = b"p") -> Script:
 
 def _begin(s: Steps, payload: bytes = b"p", *, unit: str = "u", parent: str | None = None, life: int = 0) -> Step:
     given = (unit, "n", "i", "s1", payload, payload, "", parent, "d", life)
-    return s.step("start_unit", *given, step="start")
+    return s.step("start_unit", *AT_ONCE, *given, step="start")
 
 
 def _renew(s: Steps, name: str = "renewal", *, life: int = 1) -> Script:
@@ -403,7 +431,35 @@ def _fork(s: Steps, name: str = "fork") -> Script:
 
 
 def _start_again(s: Steps, name: str = "start again", *, life: int = 2) -> Script:
-    return Script(name, atomic(s.step("start_again", "u", life, str(life).encode(), b"d", "", step="start")))
+    return Script(name, atomic(s.step("start_again", *AT_ONCE, "u", life, str(life).encode(), b"d", "", step="start")))
+
+
+def _push(s: Steps, name: str = "push", *, life: int = 2) -> Script:
+    given = (*LATER, "u", life, str(life).encode(), b"d", "")
+    return Script(name, atomic(s.step("push_start", *given, step="push")))
+
+
+def _keep(s: Steps, name: str = "keep", *, life: int = 2) -> Script:
+    given = (*LATER, "u", life, str(life).encode(), b"d", "")
+    return Script(name, atomic(s.step("keep_start", *given, step="keep")))
+
+
+def _put(s: Steps, name: str = "debounced start", *, life: int = 2) -> Script:
+    """As the engine has it: put it off, or keep it as the next life, or begin that."""
+    given = ("u", life, str(life).encode(), b"d", "")
+
+    def over(rows: Any) -> Any:
+        return "go" if not rows else "stop"
+
+    steps = [
+        replace(s.step(statement, *LATER, *given, step=step), then=over)
+        for statement, step in (("push_start", "push"), ("keep_start", "keep"))
+    ]
+    return Script(name, (*steps, s.step("start_again", *LATER, *given, step="start", then=restart_if_none)), tries=3)
+
+
+def _begin_kept(s: Steps, name: str = "begin of a kept life") -> Script:
+    return Script(name, atomic(s.step("begin_kept", "a", ["s1"], [1], 10, step="kept")))
 
 
 _OF_A_LIFE = ((_lone, "lone step of a life"), (_steps, "steps of a life"))

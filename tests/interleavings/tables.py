@@ -26,6 +26,9 @@ _BEHIND: Mapping[str, Mapping[str, Deed]] = {
     "delete runners": {"leases": "delete", "seats": "update", "jobs": "update"},
     "insert messages": {"message_tags": "insert"},  # triggers
     "delete messages": {"message_tags": "delete"},
+    "insert units": {"unit_tags": "insert"},
+    "update units": {"unit_tags": "update"},
+    "delete units": {"unit_tags": "delete"},
     "call forget_units": {"steps": "delete", "deferreds": "delete"},
     "call forget_runs": {"run_inboxes": "delete", "run_messages": "delete", "published": "delete"},
 }

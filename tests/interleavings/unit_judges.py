@@ -86,6 +86,19 @@ def no_former_step(run: Run) -> Problems:
     return [f"of life {unit['life']}, with a step of a former one: {dict(row)}" for row in run.tables["steps"]]
 
 
+def nothing_put_is_lost(run: Run) -> Problems:
+    """A payload that was acknowledged is that of the run or of its next life, or a later one is [W14]."""
+    unit = _unit(run)
+    told = [side for name in ("push", "start", "keep") for side, rows in _told(run, name) if rows]
+    there = {unit["payload"], unit["next_payload"]} if unit is not None else set()
+    if told and not {b"2", b"3"} & there:  # one whose commit was lost may have come after
+        return [f"{told} were told that it is stored, and {unit and dict(unit)} is there"]
+    pushed = [row["life"] for _, rows in _told(run, "push") for row in rows]
+    if unit is not None and unit["life"] in pushed and unit["status"] == "running" and not unit["interrupting"]:
+        return [f"life {unit['life']} was put off, and runs"]
+    return []
+
+
 def retried_once(run: Run) -> Problems:
     """One failure is retried once."""
     told = [rows[0]["told"] for _, rows in _told(run, "retry")]

@@ -57,7 +57,10 @@ UNIT_PLANTS = (
         "M11",
         _RESOLVED,
         "a lost wake-up",
-        swapped(("resolve_deferred",), ("case u.status when 'suspended' then 'running' else u.status end", "u.status")),
+        swapped(
+            ("resolve_deferred",),
+            ("case when u.status = 'suspended' and u.starts_at is null then 'running' else u.status end", "u.status"),
+        ),
     ),
     Plant(
         "a value that is not upserted",
@@ -170,6 +173,20 @@ UNIT_PLANTS = (
         "unit: retry x late failure",
         "ended by a failure before that",
         swapped(("end_units",), (" and l.retries = coalesce(f.of_retries, l.retries)", "")),
+    ),
+    Plant(
+        "put off after its begin",
+        "W14",
+        "unit: push x begin",
+        "23514",
+        swapped(("push_start",), ("u.status = 'suspended' and u.starts_at is not null", "u.ended_at is null")),
+    ),
+    Plant(
+        "begun although it was put off",
+        "W14",
+        "unit: push x begin",
+        "was put off, and runs",
+        swapped(("wake_due_units",), ("coalesce(u.wake_at <= clock_timestamp(), false)", "true")),
     ),
     Plant(
         "begun again twice",

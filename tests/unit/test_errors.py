@@ -99,6 +99,7 @@ FACTS: dict[str, Any] = {
     "unit": "workflow Checkout/order-7",
     "version": 1,
     "waited_s": 2.5,
+    "reason": ": its time was over",
     "waiting": 1000,
     "what": "the cluster",
     "workflow": "Checkout",

@@ -39,7 +39,7 @@ HOT = {
     "look_for_units": f"{MINE}, 10",
     "wake_due_units": MINE,
     "suspend_unit": f"{ONE}, 'u1', array['d1', 'd2']::text[], 60, array['n']::text[]",
-    "start_unit": "'default', 'new', 'n', 'i', 's1', 'p', 'd', '', 'u1', 'd1', 7",
+    "start_unit": "'default', null, 60, null, 90, 5, null, 'new', 'n', 'i', 's1', 'p', 'd', '', 'u1', 'd1', 7",
     "get_unit": "'default', 'u1'",
     "digest_of_unit": "'default', 'u1'",
     "resolve_deferred": "'default', 'u1', 'd1', 'v', null, 7, 'c', 'manual', now(), 1, now()",
@@ -49,7 +49,7 @@ HOT = {
     "resume_unit": "'default', 'u1'",
     "purge_units": "'default', 3600, 100",
 }
-SELDOM = {"list_units", "start_via"}
+SELDOM = {"list_units", "list_tagged_units", "start_via"}
 """For people, who ask for whatever they like: it may walk. And for sessions of users, which plan as they are set."""
 FENCED = ("add_steps", "add_step", "write_steps", "end_units", "open_unit", "wake_due_units", "suspend_unit")
 NAMES = ("units", "steps", "deferreds", "run_inboxes", "seats", "runners")

@@ -22,6 +22,7 @@ from coterie.cli.output import Screen, as_json, lasting, plain, plural, safe
 from coterie.durable import failure
 from coterie.observe.details import decoded, step, token
 from coterie.storage.contracts.units import StepRecord, UnitRow, UnitStatus
+from coterie.work.tags import tag_of
 from coterie.workflows.definition import unit_of
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from coterie.cli.client import ClientCommand
+    from coterie.work.tags import Tag
     from coterie.workflows.api import WorkflowInfo
 
 _GLYPHS = {"running": "good", "suspended": "good", "done": "good", "failed": "bad", "interrupted": "warn"}
@@ -49,18 +51,31 @@ def command() -> None:
 @command.command("list")
 @click.option("--status", type=click.Choice(get_args(UnitStatus)), help="Only runs with this status.")
 @click.option("--name", metavar="NAME", help="Only runs of this workflow.")
+@click.option("--tag", metavar="NAME=VALUE", help="Only runs that were started with this tag.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=100, show_default=True, help="How many at most.")
 @client_command
-async def list_some(ctx: ClientCommand, *, status: UnitStatus | None, name: str | None, limit: int) -> None:
+async def list_some(
+    ctx: ClientCommand, *, status: UnitStatus | None, name: str | None, tag: str | None, limit: int
+) -> None:
     """Runs, those that changed last first.
 
     \b
     Example:
-      coterie workflows list --status suspended --name checkout
+      coterie workflows list --status suspended --name checkout --tag tenant=acme
     """
-    found = await ctx.cluster.workflows.list(status=status, name=name, limit=limit)
+    found = await ctx.cluster.workflows.list(status=status, name=name, tag=_tag(tag), limit=limit)
     now = await ctx.here.storage.now()
     ctx.show(found, lambda: _table(ctx.screen, found, now))
+
+
+def _tag(given: str | None) -> Tag | None:
+    """The name and the value of `--tag`; a wrong one ends the command."""
+    if given is None:
+        return None
+    name, equals, value = given.partition("=")
+    if not equals:
+        refuse(f'the tag "{given}" has no "="', hint="write a name and a value, as in tenant=acme", code=WRONG)
+    return tag_of((name, value))
 
 
 @command.command()

@@ -51,9 +51,6 @@ begin
 end
 $$;
 
-create trigger store_unit_tags after insert on coterie.units
-    for each row when (new.tags is not null) execute function coterie.store_unit_tags();
-create trigger replace_unit_tags after update on coterie.units
-    for each row when (old.tags is distinct from new.tags) execute function coterie.store_unit_tags();
-create trigger remove_unit_tags after delete on coterie.units
-    for each row when (old.tags is not null) execute function coterie.store_unit_tags();
+create trigger store_unit_tags after insert on coterie.units for each row when (new.tags is not null) execute function coterie.store_unit_tags();
+create trigger replace_unit_tags after update on coterie.units for each row when (old.tags is distinct from new.tags) execute function coterie.store_unit_tags();
+create trigger remove_unit_tags after delete on coterie.units for each row when (old.tags is not null) execute function coterie.store_unit_tags();
