@@ -418,7 +418,8 @@ def listed(
     before_ns = None if older_s is None else ago_ns(scope, older_s)
     key, value = tag or (None, None)
     names = bindings(scope, status=status, name=name, before_ns=before_ns, most=most, tag=key, tag_value=value)
-    return [_unit(row) for row in connection.execute(SQL["list"], names)]
+    statement = SQL["list" if tag is None else "list_tagged"]
+    return [_unit(row) for row in connection.execute(statement, names)]
 
 
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> UnitsPurged:

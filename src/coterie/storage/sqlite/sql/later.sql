@@ -46,3 +46,15 @@ set interrupting = 1, times_out_at_ns = null, wake_at_ns = null, status = 'runni
     interrupted_for = iif(interrupting, interrupted_for, 'timeout')
 where cluster = :cluster and seat in (select value from json_each(:seats)) and times_out_at_ns <= :now_ns
     and ended_at_ns is null;
+
+-- name: list_tagged
+-- Units with a tag, those that changed last first.
+select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
+    u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
+    (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest,
+    u.waited_as, u.retries, u.held, u.failed_steps, u.starts_at_ns, u.times_out_at_ns, u.interrupted_for, u.next_life,
+    u.next_at_ns, u.tags
+from unit_tags as g cross join units as u on u.cluster = g.cluster and u.unit = g.unit
+where g.cluster = :cluster and g.name = :tag and g.value = :tag_value and (:status is null or u.status = :status)
+    and (:name is null or u.name = :name) and (:before_ns is null or u.started_at_ns < :before_ns)
+order by u.changed_at_ns desc limit :most;

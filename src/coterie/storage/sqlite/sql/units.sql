@@ -270,9 +270,6 @@ select unit, kind, name, id, seat, status, payload, version, interrupting, paren
 from units as u
 where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
     and (:before_ns is null or started_at_ns < :before_ns)
-    and (:tag is null or unit in (
-        select g.unit from unit_tags as g where g.cluster = :cluster and g.name = :tag and g.value = :tag_value
-    ))
 order by changed_at_ns desc limit :most;
 
 -- name: ended
