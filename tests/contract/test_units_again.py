@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coterie.errors import KeyConflict
+from coterie.storage.contracts.run_messages import Publish, RaceEnd, Receive, RunMessage
 from coterie.storage.contracts.units import NextLife, UnitEnd, require_same
 from tests.contract.test_states import A
 from tests.contract.units import (
@@ -125,6 +126,27 @@ class TestLifeOfWrites:
         assert await renew(storage, claim) == "renewed"
         assert ((await storage.units.step(late)).told, (await stored_unit(storage, U)).steps) == ("over", 0)
         assert (await write_step(storage, claim, U, life=2)).told == "written"
+
+    @pytest.mark.parametrize("write", ["receive", "publish", "give back"])
+    async def test_w12_a_late_message_of_a_former_life_is_none_of_the_next(
+        self, storage: Storage, runner_a: Ownership, write: str
+    ) -> None:
+        """What is sent and published belongs to the run, but the place where it happens is one of a life."""
+        claim, _ = await grant(runner_a), await start_unit(storage, life=1)
+        messages = storage.run_messages
+        at: dict[str, Any] = {"claim": claim, "unit": U, "branch": "", "position": 0, "runner": "r"}
+        await messages.send(RunMessage(U, "approve", "m", b"value"))
+        assert await renew(storage, claim) == "renewed"
+        for life, told in ((1, "over"), (2, "written")):
+            if write == "receive":
+                answer = await messages.receive(Receive(**at, name="approve", due_s=None, late=b"late", life=life))
+            elif write == "publish":
+                answer = await messages.publish(Publish(**at, name="status", value=b"v", life=life))
+            else:
+                answer = await messages.give_back(RaceEnd(**at, name="race", value=b"", received=(), life=life))
+            assert answer.told == told
+            assert (await stored_unit(storage, U)).steps == life - 1
+            assert len(await messages.published(U, "status", after=0, most=9)) == (life - 1) * (write == "publish")
 
     async def test_a_late_end_of_a_former_life_does_not_end_the_next(
         self, storage: Storage, runner_a: Ownership

@@ -53,13 +53,14 @@ def receiving(s: Steps, position: int = 5, *, due_s: float | None = None) -> tup
 
 def receive(s: Steps, position: int = 5, *, due_s: float | None = None) -> Step:
     """The same, within a transaction."""
-    given = ("a", "s1", 1, "u", "", position, "n", due_s, b"late", "anna")
+    given = ("a", "s1", 1, "u", "", position, "n", due_s, b"late", "anna", 0)
     return s.step("receive_message", *given, step="receive")
 
 
 def publishing(s: Steps, position: int = 7) -> tuple[Step, ...]:
     """u publishes, in the name of a."""
-    return atomic(s.step("publish_value", "a", "s1", 1, "u", "", position, "p", b"v", "anna", 1000, step="publish"))
+    given = ("a", "s1", 1, "u", "", position, "p", b"v", "anna", 1000, 0)
+    return atomic(s.step("publish_value", *given, step="publish"))
 
 
 def received_step() -> str:
@@ -73,7 +74,7 @@ def received_step() -> str:
 
 def giving_back(s: Steps) -> tuple[Step, ...]:
     """A race of u is over, and m1 is given back."""
-    given = ("a", "s1", 1, "u", "", 9, "first", b"\x01", "anna", ["@9.0"], [0])
+    given = ("a", "s1", 1, "u", "", 9, "first", b"\x01", "anna", ["@9.0"], [0], 0)
     return atomic(s.step("give_back_messages", *given, step="give back"))
 
 

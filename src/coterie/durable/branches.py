@@ -199,6 +199,7 @@ class BranchedWork(DurableWork):
             name=place.name,
             value=msgspec.msgpack.encode(winner),
             runner=self._services.runner,
+            life=self.life,
             received=tuple(sorted(received)),
         )
         with self.at_work():

@@ -66,6 +66,7 @@ class MessagingWork(WaitingWork):
             due_s=timeout_s,
             late=failure.pack(late),
             runner=self._services.runner,
+            life=self.life,
         )
         while True:
             require_open_lane()
@@ -132,6 +133,7 @@ class MessagingWork(WaitingWork):
             name=place.name,
             value=data,
             runner=self._services.runner,
+            life=self.life,
         )
         with self.at_work():
             await self._written(place, partial(self._services.storage.run_messages.publish, write))

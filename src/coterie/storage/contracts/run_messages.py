@@ -69,6 +69,8 @@ class Receive(msgspec.Struct, frozen=True):
     late: bytes
     """The error to store then."""
     runner: str
+    life: int | None = None
+    """The life it belongs to: it is not stored in another one. None: whichever there is."""
 
 
 class Publish(msgspec.Struct, frozen=True):
@@ -81,6 +83,8 @@ class Publish(msgspec.Struct, frozen=True):
     name: str
     value: bytes
     runner: str
+    life: int | None = None
+    """The life it belongs to: it is not stored in another one. None: whichever there is."""
 
 
 class RaceEnd(msgspec.Struct, frozen=True):
@@ -95,6 +99,8 @@ class RaceEnd(msgspec.Struct, frozen=True):
     runner: str
     received: tuple[tuple[str, int], ...]
     """The branches and positions of the steps whose messages wait again, in their old order."""
+    life: int | None = None
+    """The life it belongs to: it is not stored in another one. None: whichever there is."""
 
 
 class PublishedRow(msgspec.Struct, frozen=True, gc=False):

@@ -34,18 +34,20 @@ class PostgresRunMessages(PostgresStore):
     async def receive(self, write: Receive) -> StepResult:
         """Take the oldest message of a name into a step; or store its time-out; or that it waits."""
         due_s = None if write.due_s is None else min(write.due_s, LONGEST_S)
-        (row,) = await self._read("receive_message", *_place(write), due_s, write.late, write.runner)
+        (row,) = await self._read("receive_message", *_place(write), due_s, write.late, write.runner, write.life)
         return _result(row)
 
     async def publish(self, write: Publish) -> StepResult:
         """Store a value and its step, unless the step is stored."""
-        (row,) = await self._read("publish_value", *_place(write), write.value, write.runner, PUBLISHED_MOST)
+        values = write.value, write.runner, PUBLISHED_MOST, write.life
+        (row,) = await self._read("publish_value", *_place(write), *values)
         return _result(row)
 
     async def give_back(self, write: RaceEnd) -> StepResult:
         """Store a step, and let the messages of others wait again, unless the step is stored."""
         places = [branch for branch, _ in write.received], [position for _, position in write.received]
-        (row,) = await self._read("give_back_messages", *_place(write), write.value, write.runner, *places)
+        values = write.value, write.runner, *places, write.life
+        (row,) = await self._read("give_back_messages", *_place(write), *values)
         return _result(row)
 
     async def published(self, unit: str, name: str, *, after: int | None, most: int) -> Sequence[PublishedRow]:

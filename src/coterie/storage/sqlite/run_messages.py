@@ -49,6 +49,7 @@ def receive(connection: apsw.Connection, scope: Scope, write: Receive) -> StepRe
         done=False,
         due_s=write.due_s,
         runner=write.runner,
+        life=write.life,
     )
     (result,) = unit_writes.step(connection, scope, [step])
     if result.row is None or result.row.done or result.row.kind != "receive" or result.row.name != write.name:
@@ -68,14 +69,31 @@ def receive(connection: apsw.Connection, scope: Scope, write: Receive) -> StepRe
     else:
         return result
     end = StepWrite(
-        write.claim, write.unit, write.branch, write.position, "receive", write.name, runner=write.runner, **ends
+        write.claim,
+        write.unit,
+        write.branch,
+        write.position,
+        "receive",
+        write.name,
+        runner=write.runner,
+        life=write.life,
+        **ends,
     )
     return unit_writes.step(connection, scope, [end])[0]
 
 
 def publish(connection: apsw.Connection, scope: Scope, write: Publish) -> StepResult:
     """Store a value and its step, unless the step is stored."""
-    step = StepWrite(write.claim, write.unit, write.branch, write.position, "publish", write.name, runner=write.runner)
+    step = StepWrite(
+        write.claim,
+        write.unit,
+        write.branch,
+        write.position,
+        "publish",
+        write.name,
+        runner=write.runner,
+        life=write.life,
+    )
     (result,) = unit_writes.step(connection, scope, [step])
     if result.told == "written":
         names = bindings(scope, unit=write.unit, name=write.name)
@@ -95,6 +113,7 @@ def give_back(connection: apsw.Connection, scope: Scope, write: RaceEnd) -> Step
         write.name,
         value=write.value,
         runner=write.runner,
+        life=write.life,
     )
     (result,) = unit_writes.step(connection, scope, [step])
     if result.told == "written":

@@ -49,7 +49,7 @@ select
 -- Take the oldest message of a name into a step; without one, store its time-out if it is due, else that it waits.
 with /* include fence_of_one (s.name) */, goes_on as materialized (
     select u.unit, u.life from held join coterie.units as u on u.seat = held.name
-    where u.cluster = $1 and u.unit = $5 and u.ended_at is null
+    where u.cluster = $1 and u.unit = $5 and u.ended_at is null and u.life = coalesce($12::bigint, u.life)
     for no key update of u
 ), there as materialized (
     select t.* from goes_on cross join lateral (
@@ -129,7 +129,7 @@ from clock
 -- Store a value under the next number of its name, and its step, unless the step is stored. Old values of the name go.
 with /* include fence_of_one (s.name) */, goes_on as materialized (
     select u.unit from held join coterie.units as u on u.seat = held.name
-    where u.cluster = $1 and u.unit = $5 and u.ended_at is null
+    where u.cluster = $1 and u.unit = $5 and u.ended_at is null and u.life = coalesce($12::bigint, u.life)
     for no key update of u
 ), there as materialized (
     select t.* from goes_on cross join lateral (
@@ -180,7 +180,7 @@ from clock
 -- Store who has won a race, unless that is stored, and let the messages that these steps have received wait again.
 with /* include fence_of_one (s.name) */, goes_on as materialized (
     select u.unit, u.life from held join coterie.units as u on u.seat = held.name
-    where u.cluster = $1 and u.unit = $5 and u.ended_at is null
+    where u.cluster = $1 and u.unit = $5 and u.ended_at is null and u.life = coalesce($13::bigint, u.life)
     for no key update of u
 ), there as materialized (
     select t.* from goes_on cross join lateral (
