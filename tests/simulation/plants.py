@@ -18,6 +18,7 @@ from tests.simulation import (
     planted_crons,
     planted_flows,
     planted_jobs,
+    planted_later_starts,
     planted_leaders,
     planted_messages,
     planted_schedules,
@@ -120,7 +121,7 @@ PLANTS = (
         Plant(*planted)
         for room in (
             *(planted_seats, planted_messages, planted_leaders, planted_crons, planted_flows, planted_schedules),
-            *(planted_jobs, planted_talks, planted_tasks),
+            *(planted_jobs, planted_talks, planted_tasks, planted_later_starts),
         )
         for planted in room.PLANTED
     ),

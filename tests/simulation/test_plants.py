@@ -8,6 +8,7 @@ from tests.simulation import (
     planted_crons,
     planted_flows,
     planted_jobs,
+    planted_later_starts,
     planted_messages,
     planted_schedules,
     planted_talks,
@@ -23,6 +24,7 @@ SAMPLED = (
     planted_talks,
     planted_jobs,
     planted_tasks,
+    planted_later_starts,
 )
 RARE = {"lease checked without a lock", "hook before the fence", "unanswered save taken as success"}
 """Found after dozens of seeds. Plants with the same workloads that are found sooner try these each time."""

@@ -103,6 +103,8 @@ FEW = {
     "units_pkey": ["unit "],
     "units_running": ["seat "],
     "units_due": ["seat ", "wake_at "],
+    "units_timing_out": ["seat ", "times_out_at "],
+    "units_next": ["seat "],
     "steps_pkey": ["unit "],
     "deferreds_pkey": ["unit "],
     "run_inboxes_pkey": ["unit ", "name "],
@@ -116,7 +118,12 @@ FEW = {
 }
 """The indexes by which few rows are found, each with its columns that must be given."""
 FIRST = {
-    "look_for_units": {"units_running": ["seat "], "units_due": ["seat "]},
+    "look_for_units": {
+        "units_running": ["seat "],
+        "units_due": ["seat "],
+        "units_timing_out": ["seat "],
+        "units_next": ["seat "],
+    },
     "purge_units": {"units_ended": ["ended_at "], "units_others": ["changed_at "], "deferreds_early": ["made_at "]},
 }
 """Those of which the first rows are wanted: they lie in this order, and nothing sorts them before they are chosen."""
