@@ -306,8 +306,16 @@ def _jobs(s: Steps) -> list[Group]:
         "done job": job("j1", state=4, key="x"),
     }
     tag = f";insert into coterie.job_tags values ('{CLUSTER}', 'j1', 'name', 'value')"
+    rows = {name: stored_jobs.rows(each + tag, limits={"concurrency": 1}) for name, each in states.items()}
+    fired = (stored_jobs.new_job("f1"),)
+    fires = {
+        "fire": stored_schedules.firing(s, jobs=fired),
+        "fire when j1 is over": stored_schedules.firing(s, asks="j1", jobs=fired),
+    }
+    due = stored_schedules.rows()
     return [
-        Group(name, stored_jobs.rows(each + tag, limits={"concurrency": 1}), parts) for name, each in states.items()
+        *(Group(name, begin, parts) for name, begin in rows.items()),
+        *(Group(f"{name} and a schedule", begin + due, fires, parts) for name, begin in rows.items()),
     ]
 
 

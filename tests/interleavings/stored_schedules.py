@@ -15,6 +15,9 @@ from tests.interleavings.stored_messages import message
 from tests.support.interleaving import atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coterie.storage.contracts.jobs import NewJob
     from tests.interleavings.steps import Steps
     from tests.support.interleaving import Step
 
@@ -55,11 +58,14 @@ SET_ANEW = Commit(MINE, timers=(TimerChange(KEY, _timer(9)),))
 CANCELLED = Commit(MINE, timers=(TimerChange(KEY, None),))
 
 
-def firing(s: Steps, *, is_over: bool = False, asks: str | None = None) -> tuple[Step, ...]:
-    """Fire the row on s1, in the name of a."""
+def firing(
+    s: Steps, *, is_over: bool = False, asks: str | None = None, jobs: Sequence[NewJob] = ()
+) -> tuple[Step, ...]:
+    """Fire the row on s1, in the name of a: a message, or jobs."""
     moved: list[list[Any]] = [[_AT], [_LATER], [_AT], ["f1"], ["[1]"], [is_over], [asks]]
-    columns = [["s1"], [1], [KEY], [7], [1], *moved, [1], *sends.message_columns([message("f1")])]
-    columns += [[], *sends.job_columns([])]
+    columns = [["s1"], [1], [KEY], [7], [1], *moved]
+    columns += [[], *sends.message_columns([])] if jobs else [[1], *sends.message_columns([message("f1")])]
+    columns += [[1] * len(jobs), *sends.job_columns(jobs)]
     return atomic(s.step("fire_schedules", "a", *columns, step="fire"))
 
 

@@ -59,6 +59,8 @@ DAILY = [
     "lost job: take jobs back x cancel job",
     "dead job: revive job x remove jobs",
     "done job: insert job x purge jobs",
+    "claimed job and a schedule: fire when j1 is over x end job",
+    "claimed job and a schedule: fire when j1 is over x purge jobs",
     "seat: claim job x release",
     "incoming row: move x cancel",
     "incoming row that is the same: purge x purge",

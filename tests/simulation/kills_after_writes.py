@@ -62,6 +62,11 @@ PROCEDURES = {
         "suspend",
         "UnitEnd of a shard",
     ),
+    "a workflow receives, races, gives back what the loser has received, publishes": (
+        "receive a message",
+        "give back messages",
+        "publish a value",
+    ),
 }
 """What one procedure commits in a row, by labels (`label`): the kinds of writes that share a group, or what is done.
 
@@ -85,6 +90,11 @@ NOT_RUN = {
     "kv": dict.fromkeys(("put", "insert_absent", "replace", "remove_expected", "remove", "clear"), _KEYS)
     | {"purge": _PRUNED},
     "leading": {"forget": _PRUNED, "remove": _PRUNED, "set_aside": "one commit, when a state cannot be read"},
+    "later": {
+        "keep_start": _OPERATED,
+        "push_start": _OPERATED,
+        "begin_kept": "one commit of a holder, which looks again",
+    },
     "lives": dict.fromkeys(("start_again", "retry", "forget_step", "forget_value", "copy"), _OPERATED)
     | {"renew": "one commit of a holder: tests/scenario/workflows/test_lives.py kills there"},
     "messages": dict.fromkeys(("cancel", "cancel_free", "revive", "revive_entity", "hasten", "remove"), _OPERATED)
@@ -97,13 +107,15 @@ NOT_RUN = {
         "remove_key": "one commit of that command",
     },
     "queues": {"store": _NO_JOBS, "spend": _NO_JOBS},
+    "run_messages": {"purge_received": _PRUNED, "purge_early": _PRUNED},
     "schedules": dict.fromkeys(("pause", "swap"), _OPERATED) | {"purge": _PRUNED},
     "schema": {"record": "a migration, in one transaction"},
     "secrets": {"draw": "one commit, at the first start"},
     "states": {"delete": "by forget(), in the commit of its message", "update_all": _OTHERWISE},
     "ticks": dict.fromkeys(("pause", "resume", "trigger"), _OPERATED)
     | {"adopt": _AFTER_LOSS, "begin": "part of the claim of a tick", "purge": _PRUNED, "purge_pauses": _PRUNED},
-    "units": {"interrupt": _OPERATED, "resume": _OPERATED, "purge_early": _PRUNED, "reopen": _AFTER_LOSS},
+    "units": {"interrupt": _OPERATED, "resume": _OPERATED, "purge_early": _PRUNED, "reopen": _AFTER_LOSS}
+    | dict.fromkeys(("forget_run_messages", "forget_published"), _PRUNED),
 }
 """Statements that write and are not run here, by their file: why no kill after them is needed here."""
 DEPOSITS = 4
@@ -221,7 +233,13 @@ def new_program(ledger: Ledger) -> tuple[Cluster, Any, Any]:
         await workflow.child(leaf, run, id=run)
         go = workflow.deferred("go", str)
         ledger.tokens[run] = go.token
-        await go.wait()
+
+        async def keep_note() -> None:
+            await workflow.receive("note", str)
+            await workflow.sleep("1h", name="with the note")
+
+        await workflow.first(keep_note(), go.wait(), name="race")
+        await workflow.publish("note", await workflow.receive("note", str))
         return await workflow.step(f"end {run}", ledger.do, f"end {run}")
 
     @cluster.workflow
@@ -346,12 +364,14 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
                 await _insist(partial(deposit, str(number)))
             for run in ("1", "2"):
                 await sim.wait_until(partial(ledger.tokens.__contains__, run), within="60s")
+                await _insist(partial(handles[int(run) - 1].send, "note", run, key="note"))
                 await sim.advance(3)  # it is suspended meanwhile
                 await _insist(partial(cluster.resolve, ledger.tokens[run], "go"))
             await sim.advance(8)
             await sim.start(1)
             await next(runner for runner in sim.runners if runner.alive).stop()
             results = [await handle.result(timeout="60s") for handle in handles]
+            notes = [await _insist(partial(handle.published, "note", str)) for handle in handles]
             ends = [await _end(failing), await _end(cluster.workflow_handle(twig, "3"))]
             await sim.advance(10)
             totals = [await _insist(cluster.ref(teller, who).total) for who in ("a", "b")]  # it may load the state
@@ -361,6 +381,7 @@ async def play(at: tuple[str, int] | None, *, at_most: bool = False) -> Ledger:
     assert ledger.again == [], "a step that was stored ran again"
     assert ledger.lost == []
     assert results == ["end 1", "end 2"]
+    assert notes == ["1", "2"], "a loser of a race gives back what it has received"
     assert ends == ["failed", "interrupted"]
     assert "undo 3" in ledger.ran
     assert len(ledger.ids) == len(set(ledger.ids))
