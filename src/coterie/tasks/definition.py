@@ -41,7 +41,7 @@ _PARTITION_MOST_BYTES = 500
 _RATE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)/([smhd])")
 _PER_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _BURST_S = 0.1
-"""The default burst is what the rate allows in this time, so that starts are spread and not clocked one by one."""
+"""The default burst is one start, and what the rate allows in this time: starts are spread, and lateness costs none."""
 
 
 class TaskOptions(TypedDict, total=False):
@@ -275,7 +275,7 @@ def count_of(value: Any, *, called: str, what: str) -> int | None:
 
 def default_burst(rate: float) -> float:
     """The size of the bucket of a queue that gives none."""
-    return max(1.0, rate * _BURST_S)
+    return 1.0 + rate * _BURST_S
 
 
 # Functions
