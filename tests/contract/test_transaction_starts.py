@@ -169,6 +169,22 @@ async def test_a_block_that_raises_leaves_neither(place: str) -> None:
         assert await program.shop.orders() == []
 
 
+async def test_a_run_that_begins_later_is_stored_with_the_rows(place: str) -> None:
+    async with running(place) as program:
+        cluster, fulfil = program.cluster, program.fulfil
+
+        async def start(sql: Transaction) -> None:
+            await cluster.start_workflow(fulfil, 1, id="later", delay="1h", tags={"order": "7"})
+            for number in (2, 3):
+                await cluster.start_workflow(fulfil, number, id="debounced", debounce="50ms")
+
+        await program.do("rpc", start)
+        (later,) = await cluster.workflows.list(tag=("order", "7"))
+        assert (later.status, later.starts_at is not None) == ("suspended", True)
+        assert await cluster.workflow_handle(fulfil, "debounced").result(timeout="1m") == 3, "the last one counts"
+        assert "later" not in program.ran
+
+
 async def test_an_id_that_is_used_is_the_same_run_or_a_conflict(place: str) -> None:
     """As outside, by the payload: at once, or at the commit if it came meanwhile."""
     async with running(place) as program:

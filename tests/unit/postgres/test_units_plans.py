@@ -23,14 +23,16 @@ SEATS, WHOLE, UNITS = "array['s1', 's2']::text[]", "array[1, 1]::bigint[]", "arr
 TEXTS, BYTES, PARTS = "array['x', '']::text[]", "array['a', null]::bytea[]", "array[1, null]::float8[]"
 ONE = "'default', 'r1', 's1', 1"
 MINE = f"'default', 'r1', {SEATS}, {WHOLE}"
+LIVES = "array[7, null]::bigint[]"
 KINDS = "array['step', 'step']::text[]"
 STEPS = f"{MINE}, {UNITS}, {UNITS}, {TEXTS}, {WHOLE}, {KINDS}, {TEXTS}, array['', '']::bytea[]"
-TIMES = f"array[now(), null]::timestamptz[], array[1, null]::int[], {TEXTS}"
+TIMES = f"array[now(), null]::timestamptz[], array[1, null]::int[], {TEXTS}, {LIVES}"
 HOT = {
     "add_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}, {TIMES}",
-    "add_step": f"{ONE}, 'u1', '', 0, 'n', '', 'a', now(), 1, 'anna'",
+    "add_step": f"{ONE}, 'u1', '', 0, 'n', '', 'a', now(), 1, 'anna', 7",
     "write_steps": f"{STEPS}, array[true, false], {BYTES}, {BYTES}, {PARTS}, {TIMES}",
-    "end_units": f"{MINE}, {UNITS}, array['done', 'failed']::text[], {BYTES}, {BYTES}, array['', '']::bytea[]",
+    "end_units": f"{MINE}, {UNITS}, array['done', 'failed']::text[], {BYTES}, {BYTES}, array['', '']::bytea[]"
+    f", {LIVES}, array[0, null]::int[], array[false, true], {TEXTS}",
     "open_unit": f"{ONE}, 'u1', 'leader', 'n', 'i', 7",
     "look_at_unit": f"{ONE}, 'u1'",
     "steps_of_unit": "'default', 'u1'",
