@@ -12,65 +12,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie import Cluster, CoterieError
-from coterie.testing import Process, processes
-from coterie.testing.proxy import Proxy, free_port
+from coterie.testing import processes
 from tests.cluster.bank_history import PaymentReply, Records, judge
 from tests.cluster.bank_program import ACCOUNTS, SHARDS, Account, program
+from tests.cluster.process_roles import ProcessRoles
 from tests.cluster.seat_cluster import NO_HTTP, QUICK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-    from contextlib import ExitStack
 
     from coterie import MessageId
-    from coterie.testing import Processes
+    from coterie.testing import Process, Processes
 
 BANK = Path(__file__).with_name("bank_program.py")
 ROOT = BANK.parent.parent.parent
 QUIET_S = 180.0
 
 
-class Branch:
+class Branch(ProcessRoles):
     """The processes of a bank, a client in this process, and what all have noted."""
 
     def __init__(self, cluster: Processes, client: Cluster, records: Records) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self.client = client
         self.records = records
-        self.runners: list[Process] = []
-        self.clients: list[Process] = []
         self.wait_until = cluster.wait_until
         self._numbers = itertools.count(1)
         self.retried = 0
         """Messages that were dead at the end, and were run again."""
 
-    async def start_runners(self, n: int = 1, **variables: str) -> list[Process]:
-        """Start runners."""
-        new = await self._start(n, variables)
-        self.runners += new
-        return new
-
-    async def start_behind_proxy(self, stack: ExitStack) -> Proxy:
-        """Start a runner that others reach over a network which can be broken; it ends with the stack."""
-        port = free_port()
-        wire = Proxy("127.0.0.1", port)
-        wire.start()
-        stack.callback(wire.close)
-        await self.start_runners(COTERIE_LISTEN=f"127.0.0.1:{port}", COTERIE_ADVERTISE=f"127.0.0.1:{wire.port}")
-        return wire
-
     async def start_clients(
         self, n: int = 1, *, pays: int = 8, pause_s: float = 0.1, **variables: str
     ) -> list[Process]:
         """Start clients that pay."""
-        new = await self._start(n, {"BANK_PAYS": str(pays), "BANK_PAUSE_S": str(pause_s), **variables})
+        new = await self.start(n, {"BANK_PAYS": str(pays), "BANK_PAUSE_S": str(pause_s), **variables})
         self.clients += new
         return new
-
-    async def _start(self, n: int, variables: Mapping[str, str]) -> list[Process]:
-        before = len(self.cluster.runners)
-        await self.cluster.start(n, env=variables)
-        return self.cluster.runners[before:]
 
     async def working(self, *processes: Process, within: str = "2m") -> None:
         """Wait until each of these runners has run a handler after this moment."""
