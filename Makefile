@@ -124,6 +124,8 @@ plants: .venv/dev.stamp ## plant every known bug and print which instrument foun
 chaos: .venv/dev.stamp ## real processes and their database broken at random on each engine: make chaos MINUTES=60
 	@$(PY) -m tests.cluster.chaos_messages --engine postgres --minutes $(MINUTES)
 	@$(PY) -m tests.cluster.chaos_messages --engine sqlite --minutes $(MINUTES)
+	@$(PY) -m tests.cluster.chaos_jobs --engine postgres --minutes $(MINUTES)
+	@$(PY) -m tests.cluster.chaos_jobs --engine sqlite --minutes $(MINUTES)
 
 nightly: .venv/dev.stamp ## what takes too long for every change: all interleavings, 200 rounds of kill -9, chaos, 5,000 seeds
 	@$(PY) -m pytest -q tests -m nightly --timeout 3600

@@ -50,6 +50,15 @@ def in_process(name: str, for_s: float) -> int:
     return _wait(name, for_s)
 
 
+def until_told(name: str) -> int:
+    """Wait, in a thread, until there is a file of this name."""
+    note("begin", name)
+    while not Path(name).exists() and not current().cancelled:
+        time.sleep(0.02)
+    note("end", name)
+    return current().attempt or 0
+
+
 def _wait(name: str, for_s: float) -> int:
     note("begin", name)
     until_s = time.monotonic() + for_s
@@ -65,6 +74,7 @@ def define(cluster: Cluster) -> dict[str, Task[Any, int, Any]]:
     return {
         "in_coroutine": cluster.task(retry=retry)(in_coroutine),
         "in_thread": cluster.task(retry=retry, queue=slow)(in_thread),
+        "until_told": cluster.task(retry=retry, queue=slow)(until_told),
         "in_process": cluster.task(retry=retry, pool="process")(in_process),
     }
 

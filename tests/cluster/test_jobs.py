@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import defaultdict
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -15,9 +16,10 @@ import pytest
 from coterie import Cluster, MessageCancelled
 from coterie.testing.processes import children, processes
 from tests.cluster import job_program
+from tests.cluster.seat_cluster import STEADY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from coterie.tasks.task import Task
     from coterie.testing.processes import Processes
@@ -42,8 +44,26 @@ class Jobs:
         self.client = client
         self._tasks = tasks
 
-    async def send(self, kind: str, name: str, for_s: float) -> Any:
-        return await self.client.send(self._tasks[kind].job(name, for_s))
+    async def send(self, kind: str, name: str, *for_s: float) -> Any:
+        return await self.client.send(self._tasks[kind].job(name, *for_s))
+
+    async def holder(self, seat: str) -> str | None:
+        """The incarnation that holds a seat."""
+        view = await self.client._acting().storage.view()
+        return next((each.holder for each in view.seats if each.name == seat), None)
+
+    async def move(self, seat: str) -> None:
+        """Ask the holder of a seat to release it; return when another runner holds it."""
+        here = self.client._acting()
+        view = await here.storage.view()
+        row = next(each for each in view.seats if each.name == seat)
+        holder = next(each for each in view.runners if each.id == row.holder)
+        await here.ask_to_resign(holder, row, within_s=60.0)
+
+        async def moved() -> bool:
+            return await self.holder(seat) not in (None, holder.id)
+
+        await self.there.wait_until(moved)
 
     def bodies(self) -> dict[str, list[Body]]:
         """All bodies so far, by the name of their job, in the order in which they began."""
@@ -74,8 +94,9 @@ class Jobs:
 
 
 @asynccontextmanager
-async def jobs(url: str, folder: Path, *, runners: int) -> AsyncIterator[Jobs]:
-    async with processes(Path(job_program.__file__), runners=runners, url=url, directory=folder) as there:
+async def jobs(url: str, folder: Path, *, runners: int, times: Mapping[str, str] | None = None) -> AsyncIterator[Jobs]:
+    program = Path(job_program.__file__)
+    async with processes(program, runners=runners, url=url, env=times, directory=folder) as there:
         client = Cluster(url)
         tasks = job_program.define(client)
         async with client.connect():
@@ -173,3 +194,30 @@ async def test_bodies_of_a_frozen_runner_are_cancelled_when_it_wakes_and_write_n
         rows = [await here.client.jobs.show(id_) for id_ in ids.values()]
         assert [(row.state, row.failures, row.lost) for row in rows] == [("done", 0, 1)] * 2
         assert all(len(here.bodies()[kind]) == 2 for kind in ids)
+
+
+@pytest.mark.parametrize("for_s", [0.0, pytest.param(600.0, marks=pytest.mark.nightly)])
+async def test_a_long_job_outlives_the_move_of_its_seat_a_rolling_deploy_and_a_restart_of_the_database(
+    url: str, tmp_path: Path, request: pytest.FixtureRequest, for_s: float
+) -> None:
+    """T1: its body ends when all of that has happened, and not before."""
+    seat, began_s = "queue:slow", time.monotonic()
+    async with jobs(url, tmp_path, runners=3, times=STEADY) as here:
+        id_ = await here.send("until_told", "long")
+        await here.begun("long")
+        await here.move(seat)
+        others = [each for each in here.there.runners if each.pid != here.bodies()["long"][0].pid]
+        assert len(others) == 2
+        for each in others:
+            assert await each.stop() == 0, each.tail()
+            await each.start()
+            assert await here.client.result(await here.send("in_thread", each.name, 0.0), timeout="2m") == 1
+        if not url.startswith("sqlite"):
+            request.getfixturevalue("postgres_server").restart("immediate")
+        await asyncio.sleep(for_s - (time.monotonic() - began_s))
+        assert [body.ended_ns for body in here.bodies()["long"]] == [None], "one body, which goes on"
+        (tmp_path / "long").touch()
+        assert await here.client.result(id_, timeout="2m") == 1
+        row = await here.client.jobs.show(id_)
+        assert (row.state, row.failures, row.lost) == ("done", 0, 0)
+        assert len(here.bodies()["long"]) == 1
