@@ -43,7 +43,7 @@ class JobInfo:
     id: MessageId[Any]
     task: str
     state: JobState
-    """`later` (not due yet), `ready`, `claimed` (it runs), `parked` (nobody can run it now); or how it has ended:
+    """`later` (not due yet), `ready`, `claimed` (it runs), `parked` (no runner can run it now); or how it has ended:
     `done`, `dead` (its attempts or losses are used up), `cancelled`, `discarded`."""
     queue: str | None
     """The name of its queue; None: its task has none."""

@@ -58,7 +58,7 @@ class TaskOptions(TypedDict, total=False):
     retry: Retry | None
     """How often and when an attempt that raised is repeated. Default: the setting `retry`."""
     errors: Sequence[type[Exception]]
-    """Errors that are results: they are not retried, and reach whoever waits as themselves."""
+    """Errors that are results: they are not retried, and reach the caller that waits as themselves."""
     timeout: Duration | None
     """How long an attempt may take. Default: no limit."""
     priority: int

@@ -92,7 +92,7 @@ class HolderPort(Protocol):
         ...
 
     def forget(self, question: JobQuestion, answer: Callable[[bytes], None], /) -> None:
-        """Nobody waits for this answer any more."""
+        """No caller waits for this answer any more."""
         ...
 
 
@@ -328,7 +328,7 @@ class JobExchange:
             request.reply((sent or "").encode())
 
     def on_cancel(self, request: Request) -> None:
-        """Nobody waits for the answer any more."""
+        """No caller waits for the answer any more."""
         frame = decode(request.body)
         if isinstance(frame, JobQuestion) and self.holder is not None:
             self.holder.forget(frame, request.reply)

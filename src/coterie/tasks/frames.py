@@ -38,7 +38,7 @@ UNRANKED_S: Final = 0.0
 """Instead of the rank of a job whose sender does not know it: it was stored with something else, without a receipt."""
 
 REPLY_MOST_BYTES: Final = 64 * 1024
-"""A larger reply is not sent to the holder: whoever waits reads it from storage."""
+"""A larger reply is not sent to the holder: the caller reads it from storage."""
 
 
 class KnownTask(Struct, array_like=True, frozen=True, gc=False):

@@ -56,7 +56,7 @@ class QueueInfo:
     later: int
     """Jobs that are not due yet."""
     parked: int
-    """Jobs that nobody can run now."""
+    """Jobs that no runner can run now."""
     running: int
     dead: int
     oldest: timedelta | None

@@ -155,7 +155,7 @@ class HeldQueues(Occupants[Dispatcher]):
             held.wait(question, answer)
 
     def forget(self, question: JobQuestion, answer: Callable[[bytes], None], /) -> None:
-        """Nobody waits for this answer any more."""
+        """No caller waits for this answer any more."""
         if question.seat in self.latest:
             self.latest[question.seat].forget(question, answer)
 

@@ -1,6 +1,6 @@
 """Sends jobs: stores them, hints to the holder of their queue's seat, waits for results, cancels.
 
-    stored ──▶ hint ──▶ claimed by the holder of the seat, run by a runner ──▶ the holder answers whoever waits
+    stored ──▶ hint ──▶ claimed by the holder of the seat, run by a runner ──▶ the holder answers the caller
                  │
                  └── lost, no holder, "look" ──▶ storage: ended, or the holder is asked again
 

@@ -251,7 +251,7 @@ class Dispatcher(LoopOccupant):
             answer(NOT_MINE)
 
     def forget(self, question: JobQuestion, answer: Callable[[bytes], None]) -> None:
-        """Nobody waits for this answer any more."""
+        """No caller waits for this answer any more."""
         self._waiters.remove(question.id, answer)
 
     # What has changed
@@ -400,7 +400,7 @@ class Dispatcher(LoopOccupant):
         if self.row is None or self.row.paused_at is not None or not len(self.lanes):
             return None
         now_s = _now_s()
-        # A token may have come since it was looked for: then there is nothing to wait for, and nobody else says so.
+        # A token may have come since it was looked for: then there is nothing to wait for, and nothing else says so.
         waits = [self._bucket.wait_s(now_s)] if self._lacks_token else []
         suspect_s = self.slots.next_suspect_s()
         if suspect_s is not None:

@@ -386,7 +386,7 @@ class Upkeep:
         self._park_s = min(self._unknown.values(), default=math.inf) + _UNKNOWN_S
 
     async def _park(self) -> None:
-        """Set jobs aside that nobody can run, so that they stand before no others."""
+        """Set jobs aside that no runner can run, so that they stand before no others."""
         of, now_s = self._of, _now_s()
         self._park_s = math.inf
         self._look_for_unknown()

@@ -38,7 +38,7 @@ class JobWaiters:
             self._waiters.setdefault(job, []).append(answer)
 
     def remove(self, job: str, answer: Answer) -> None:
-        """Nobody waits for this answer any more."""
+        """No caller waits for this answer any more."""
         waiting = self._waiters.get(job, [])
         if answer in waiting:
             waiting.remove(answer)
