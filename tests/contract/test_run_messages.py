@@ -308,6 +308,26 @@ class TestPublish:
         assert await published(storage, "other") == [(1, b"value 0")]
 
 
+class TestForPeople:
+    async def test_the_last_value_of_each_name_and_what_waits(self, storage: Storage, runner_a: Ownership) -> None:
+        messages, claim, _ = storage.run_messages, await grant(runner_a), await start_unit(storage)
+        assert (await messages.published_names(U, most=10), await messages.waiting(U, most=10)) == ([], [])
+        for at, name in enumerate(("status", HOSTILE[0], "status")):
+            await publish(storage, claim, at, name=name)
+        for number, name in enumerate(("approve", "approve", "cancel", "read")):
+            await send(storage, f"m{number}", name=name)
+        await received(storage, claim, 3, name="read")
+        await send(storage, "e", unit=unit_key("other"))
+        found = {name: (row.seq, row.value) for name, row in await messages.published_names(U, most=10)}
+        assert found == {"status": (2, b"value 2"), HOSTILE[0]: (1, b"value 1")}
+        assert [(each.name, each.count) for each in await messages.waiting(U, most=10)] == [
+            ("approve", 2),
+            ("cancel", 1),
+        ]
+        assert all(each.since_at.tzinfo is not None for each in await messages.waiting(U, most=10))
+        assert len(await messages.published_names(U, most=1)) == len(await messages.waiting(U, most=1)) == 1
+
+
 class TestPurge:
     async def test_all_goes_with_the_row_of_the_run(self, storage: Storage, runner_a: Ownership) -> None:
         claim, _ = await grant(runner_a), await start_unit(storage)

@@ -50,7 +50,9 @@ CoterieError
   ScheduleError
   ConfigurationError
   WorkflowError
-    StepDiverged DeferredTimeout DeferredRejected DeferredMismatch AlreadyResolved WorkflowFailed WorkflowInterrupted
+    StepDiverged
+      ReplayDiverged
+    DeferredTimeout DeferredRejected DeferredMismatch AlreadyResolved WorkflowFailed WorkflowInterrupted
     WorkflowNotFound WorkflowEnded WorkflowTimeout ReceiveTimeout WorkflowNotFailed AlreadyUndone
 """
 ABSTRACT = {"CoterieError", "ClusterError", "WorkflowError"}  # never raised themselves
@@ -92,6 +94,7 @@ FACTS: dict[str, Any] = {
     "shard": "default:42",
     "singleton": "importer",
     "status": "suspended",
+    "place": "place 2",
     "stored": "reserve",
     "target": "Account/alice.charge",
     "timezone": None,

@@ -87,7 +87,7 @@ class BranchedWork(DurableWork):
             for number in range(len(results)):
                 results[number] = await self._item(items, number)
             return results
-        await self.may_go_on()
+        await self._may_begin(items.place)
         failure = await self._run_items(items, results, limit)
         if row is None:
             await self._outcome_of(items.place, None if failure is None else failure[0])
@@ -148,7 +148,7 @@ class BranchedWork(DurableWork):
             await self.opened()
             row = self._row_at(place)
             if row is None:
-                await self.may_go_on()
+                await self._may_begin(place)
             for number, (side, lane) in enumerate(zip(sides, lanes, strict=True)):
                 tasks.append(self._spawn(self._side(place, number, side, lane), f"side {number} of {place.name}"))
             if row is None:
@@ -221,6 +221,12 @@ class BranchedWork(DurableWork):
             await asyncio.sleep(0.001)
         for _ in range(_TURNS):
             await asyncio.sleep(0)
+
+    async def _may_begin(self, place: Place) -> None:
+        """Return if branches below a place may run. Those that are stored in part run as far as they are stored, also
+        when nothing new may start: they may register compensations."""
+        if not self.places.is_begun_below(place):
+            await self.may_go_on()
 
     def _row_at(self, place: Place) -> StepRow | None:
         lane = lane_here()

@@ -75,6 +75,11 @@ def text_of(data: bytes) -> str:
     return _decoder.decode(data).text
 
 
+def name_of(data: bytes) -> str:
+    """The name of the class of a stored error, or its code."""
+    return _decoder.decode(data).name
+
+
 def mark(error: BaseException, place: Place) -> None:
     """Note on an error at which place its body got it."""
     with suppress(AttributeError):  # of a class without a dictionary

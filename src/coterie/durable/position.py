@@ -117,6 +117,11 @@ class Places:
         self.is_branched = True
         return f"{place.branch}@{place.position}.{number}"
 
+    def is_begun_below(self, place: Place) -> bool:
+        """Whether anything is stored in such branches of a place."""
+        inside = f"{place.branch}@{place.position}."
+        return any(row.branch.startswith(inside) for row in self._rows.values())
+
     def rows_below(self, place: Place, number: int) -> list[StepRow]:
         """What is stored in such a branch, and in those that it has begun."""
         path = self.below(place, number)

@@ -11,7 +11,7 @@
     │   └── StateLoadFailed  StatePersistFailed  SchemaDecodeFailed  HeartbeatFailed  LeaderHandoffFailed
     ├── LeadershipLost  NewerVersion  ClusterContextRequired  ScheduleError  ConfigurationError
     └── WorkflowError
-        ├── StepDiverged  DeferredTimeout*  DeferredRejected  DeferredMismatch  AlreadyResolved
+        ├── StepDiverged (with ReplayDiverged)  DeferredTimeout*  DeferredRejected  DeferredMismatch  AlreadyResolved
         └── WorkflowFailed  WorkflowInterrupted  WorkflowNotFound  WorkflowEnded  WorkflowTimeout*  ReceiveTimeout*
 
 Those with a star are a `TimeoutError`, too.
@@ -428,6 +428,14 @@ class StepDiverged(WorkflowError):
     unit: str
     found: str
     stored: str
+
+
+class ReplayDiverged(StepDiverged):
+    """In a replay, the code took another path than the history. `stored` is `the end` where the history ends."""
+
+    text = "{unit}: {found!r} was reached at {place}, where {stored!r} is stored"
+    advice = "runs like this one would not continue with this code; guard the change with patched(…)"
+    place: str
 
 
 class DeferredTimeout(WorkflowError, TimeoutError):

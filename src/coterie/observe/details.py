@@ -32,6 +32,7 @@ from coterie.observe.pages import workflow as workflow_line
 from coterie.singletons.definition import PREFIX
 from coterie.storage.contracts.messages import MessageFilter
 from coterie.workflows.api import info_of
+from coterie.workflows.definition import unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -55,6 +56,10 @@ _TICKS_MOST = 100
 """Ticks of one cron on the line of time, and of its future."""
 _UPCOMING = 10
 _HISTORY_MOST = 50
+_CHILDREN_MOST = 100
+"""Children of a run that are shown."""
+_NAMES_MOST = 100
+"""Names of published values, and of messages that wait, that are shown."""
 
 
 # ── singletons ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -368,10 +373,33 @@ async def workflow(here: Client, row: UnitRow, *, texts: bool, tokens: bool) -> 
             if not each.done and row.ended_at is None
         ],
     }
+    told["life"], told["retries"] = str(row.life), row.retries
+    told |= await run_talk(here, row, steps, texts=texts)
     if texts:
         told["input"] = plain(decoded(row.payload))
         told["result"] = None if row.value is None else plain(decoded(row.value))
     return told
+
+
+async def run_talk(here: Client, row: UnitRow, steps: Sequence[StepRow], *, texts: bool) -> dict[str, Any]:
+    """The children of a run, the last values that it has published, and the messages that wait for it."""
+    messages, children = here.storage.run_messages, []
+    names = dict.fromkeys(each.name for each in steps if each.kind in ("child", "start"))
+    for each in islice(names, _CHILDREN_MOST):
+        name, _, id_ = each.partition("/")
+        child = await here.storage.units.get(unit_of(name, id_))
+        children.append({"name": name, "id": id_, "status": None if child is None else child.status})
+    return {
+        "children": children,
+        "published": [
+            {"name": name, "number": last.seq, "at": last.at} | ({"value": plain(decoded(last.value))} if texts else {})
+            for name, last in await messages.published_names(row.unit, most=_NAMES_MOST)
+        ],
+        "messages": [
+            {"name": each.name, "count": each.count, "since_at": each.since_at}
+            for each in await messages.waiting(row.unit, most=_NAMES_MOST)
+        ],
+    }
 
 
 def _run(row: UnitRow, *, texts: bool) -> WorkflowLine:

@@ -8,11 +8,13 @@ Promise:
 
 In which order to read: `simulation` and `runner` (the verbs) with `lease_thread`, `threads`, `database`, `witness` and
 `faults`; `run` (one seed, one run); `loop/` (virtual time, tasks, the order that a seed decides, the end of a run);
-`network/`; `chaos`; `plugin` for pytest. `probe` tests one entity, without any of this.
+`network/`; `chaos`; `plugin` for pytest. `probe` tests one entity, without any of this. `replay` calls a workflow
+with the history of a run.
 
 Real processes have the same verbs: `processes` with `proxy`; `postgres` for a PostgreSQL server of the test's own.
 """
 
+from coterie.errors import ReplayDiverged
 from coterie.testing.faults import (
     EVERYTHING,
     Blackouts,
@@ -34,6 +36,7 @@ from coterie.testing.loop.deadlock import Deadlock, StepLimit
 from coterie.testing.postgres import Server
 from coterie.testing.probe import probe
 from coterie.testing.processes import Process, Processes, processes
+from coterie.testing.replay import replay
 from coterie.testing.run import run_simulation
 from coterie.testing.runner import Runner
 from coterie.testing.simulation import NobodyHolds, Simulation, simulate
@@ -51,6 +54,7 @@ __all__ = [
     "PeerCuts",
     "Process",
     "Processes",
+    "ReplayDiverged",
     "Runner",
     "Server",
     "Simulation",
@@ -64,6 +68,7 @@ __all__ = [
     "TaskFailures",
     "probe",
     "processes",
+    "replay",
     "run_simulation",
     "simulate",
 ]

@@ -186,7 +186,7 @@ class WorkflowHandle(Generic[T_co]):
             MalformedMessage: The value is not plain data, or too large.
         """
         here = self._writing(f"a message to {self._unit}")
-        await run_messages.send(here, self._kind, self.id, name, value, key=key)
+        await run_messages.send(here, self._kind.name, self.id, name, value, key=key)
 
     async def published(self, name: str, type: type[V], /) -> V | None:
         """The last value that the run has published under a name, while it runs and after; None: none yet.
@@ -195,7 +195,7 @@ class WorkflowHandle(Generic[T_co]):
             WorkflowNotFound: No such run exists, or no longer.
             MalformedMessage: The value does not fit the type.
         """
-        value: V | None = await run_messages.last(self._acting(), self._kind, self.id, name, type)
+        value: V | None = await run_messages.last(self._acting(), self._kind.name, self.id, name, type)
         return value
 
     def follow(self, name: str, type: type[V], /, *, after: int = 0) -> AsyncIterator[V]:
@@ -213,7 +213,7 @@ class WorkflowHandle(Generic[T_co]):
             MalformedMessage: A value does not fit the type.
         """
         return run_messages.follow(
-            self._acting, self._kind, self.id, named(name, "a published value"), type, after=after
+            self._acting, self._kind.name, self.id, named(name, "a published value"), type, after=after
         )
 
     async def steps(self) -> Sequence[StepInfo]:
@@ -266,7 +266,10 @@ class WorkflowHandle(Generic[T_co]):
             WorkflowNotFound: No such run exists, or no longer.
         """
         here = self._writing(f"a fork of {self._unit}")
-        life = await fork(here, self._kind, self.id, before=before, new_id=require_id(id))
+        seat = self._kind.seat(require_id(id), here.settings.shards)
+        life = await fork(
+            here, self._kind.name, self.id, before=before, new_id=id, seat=seat, version=self._kind.version
+        )
         return WorkflowHandle(id, self._kind, self._acting, self._writing, life=life)
 
     async def resume(self) -> None:

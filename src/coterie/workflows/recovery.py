@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from coterie.durable import failure
 from coterie.durable.unit import new_life
 from coterie.errors import AlreadyUndone, DeferredRejected, KeyConflict, WorkflowNotFailed, WorkflowNotFound
+from coterie.kernel.ids import Seat, ShardId, shard_number
 from coterie.storage.contracts.units import UnitFork, UnitRetry, UnitStart
+from coterie.workflows.definition import unit_of
 from coterie.workflows.workflow import Outcome, waited_as_of
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from coterie.client import Client
     from coterie.storage.contracts.units import StepRecord, StepRow, UnitRow
-    from coterie.workflows.definition import WorkflowType
 
 _ENDINGS = ("failed", "interrupted")
 
@@ -76,7 +77,7 @@ def _failed_steps(row: UnitRow) -> list[tuple[str, int, str, str]]:
     return json.decode(row.failed_steps, type=list[tuple[str, int, str, str]]) if row.failed_steps else []
 
 
-async def fork(here: Client, kind: WorkflowType, id: str, *, before: str, new_id: str) -> int:
+async def fork(here: Client, name: str, id: str, *, before: str, new_id: str, seat: str, version: str) -> int:
     """Start a run with the steps that another one made before a step. Returns its life.
 
     Raises:
@@ -85,32 +86,40 @@ async def fork(here: Client, kind: WorkflowType, id: str, *, before: str, new_id
         KeyConflict: A run of the new id exists already.
         WorkflowNotFound: The other run does not exist, or no longer.
     """
-    unit, units = kind.unit(id), here.storage.units
+    unit, units = unit_of(name, id), here.storage.units
     while True:
         row = await units.get(unit)
         if row is None:
-            raise WorkflowNotFound(workflow=kind.name, id=id)
+            raise WorkflowNotFound(workflow=name, id=id)
         stored = {(each.branch, each.position): each for each in await units.steps(unit)}
-        steps = [_kept(each, stored.get((each.branch, each.position)), unit) for each in await units.records(unit)]
+        steps = [as_stored(each, stored.get((each.branch, each.position)), unit) for each in await units.records(unit)]
         start = UnitStart(
-            unit=kind.unit(new_id),
-            name=kind.name,
+            unit=unit_of(name, new_id),
+            name=name,
             id=new_id,
-            seat=kind.seat(new_id, here.settings.shards),
+            seat=seat,
             payload=row.payload,
             digest=row.digest,
-            version=kind.version,
+            version=version,
             life=new_life(here.calling.chance),
         )
-        chosen = steps_before(steps, before, run=f"{kind.name}/{id}")
+        chosen = steps_before(steps, before, run=f"{name}/{id}")
         told = await units.fork(UnitFork(start=start, source=unit, life=row.life, steps=tuple(chosen)))
         if told == "undone":
-            raise AlreadyUndone(workflow=kind.name, id=id)
+            raise AlreadyUndone(workflow=name, id=id)
         if told == "there":
-            raise KeyConflict(target=f"workflow {kind.name!r}", key=new_id, message_id=start.unit)
+            raise KeyConflict(target=f"workflow {name!r}", key=new_id, message_id=start.unit)
         if told == "started":
             await here.wake(start.seat, about=start.unit, fresh=True)
             return start.life
+
+
+async def seat_beside(here: Client, row: UnitRow, id: str) -> str:
+    """The seat of another run of the same workflow, for who does not know its definition: by the cluster's shards."""
+    group = ShardId.parse(row.seat.partition(":")[2]).group
+    view = await here.storage.view()
+    shards = sum(each.name.startswith("shard:") and each.group == group for each in view.seats)
+    return Seat.shard(ShardId(group, shard_number(f"workflow {row.name}", id, shards)))
 
 
 def steps_before(steps: Sequence[StepRecord], name: str, *, run: str) -> list[StepRecord]:
@@ -142,7 +151,7 @@ def steps_before(steps: Sequence[StepRecord], name: str, *, run: str) -> list[St
     return [replace(each, digest=b"") for each in chosen]  # arguments may contain the id of the run
 
 
-def _kept(record: StepRecord, stored: StepRow | None, unit: str) -> StepRecord:
+def as_stored(record: StepRecord, stored: StepRow | None, unit: str) -> StepRecord:
     """A step as it is stored once it is done: the value of a wait may stand elsewhere."""
     if stored is None or stored.done or not record.done:
         return record

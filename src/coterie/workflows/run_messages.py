@@ -13,12 +13,12 @@ from coterie.errors import KeyConflict, PersistenceError, WorkflowEnded, Workflo
 from coterie.kernel.serialization.codec import PLAIN, codec_for
 from coterie.kernel.text import require_text
 from coterie.storage.contracts.run_messages import RunMessage
+from coterie.workflows.definition import unit_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from coterie.client import Client
-    from coterie.workflows.definition import WorkflowType
 
 log = logging.getLogger("coterie.workflows")
 
@@ -28,9 +28,9 @@ _POLLS_S = (0.02, 0.5)
 _KEY_MOST = 200
 
 
-async def send(here: Client, kind: WorkflowType, id: str, name: str, value: Any, *, key: str | None) -> None:
+async def send(here: Client, workflow: str, id: str, name: str, value: Any, *, key: str | None) -> None:
     """Store a message for a run, and wake the runner that runs it. Arguments and errors as of `WorkflowHandle.send`."""
-    unit = kind.unit(id)
+    unit = unit_of(workflow, id)
     what = f"message {name!r} to {unit}"
     data = PLAIN.checked(value, what=what)
     require_small(data, what=what, most_bytes=here.settings.frame_limit)
@@ -44,7 +44,7 @@ async def send(here: Client, kind: WorkflowType, id: str, name: str, value: Any,
     told = await here.storage.run_messages.send(message)
     if told.told == "over":
         status = told.status or "done"
-        raise WorkflowEnded(workflow=kind.name, id=id, status=status, refused="receives no messages any more")
+        raise WorkflowEnded(workflow=workflow, id=id, status=status, refused="receives no messages any more")
     if told.told == "there" and told.digest != message.digest:
         raise KeyConflict(target=what, key=key or "", message_id=message.id)
     if told.wake is not None:
@@ -58,22 +58,22 @@ def _checked_key(key: Any) -> str:
     return text
 
 
-async def last(here: Client, kind: WorkflowType, id: str, name: str, type: Any) -> Any:
+async def last(here: Client, workflow: str, id: str, name: str, type: Any) -> Any:
     """The last value that a run published under a name, or None."""
-    unit = kind.unit(id)
+    unit = unit_of(workflow, id)
     rows = await here.storage.run_messages.published(unit, named(name, "a published value"), after=None, most=1)
     if rows:
         return codec_for(type).decode(rows[0].value, what=f"value {name!r} published by {unit}")
     if await here.storage.units.get(unit) is None:
-        raise WorkflowNotFound(workflow=kind.name, id=id)
+        raise WorkflowNotFound(workflow=workflow, id=id)
     return None
 
 
 async def follow(
-    acting: Callable[[], Client], kind: WorkflowType, id: str, name: str, type: Any, *, after: int
+    acting: Callable[[], Client], workflow: str, id: str, name: str, type: Any, *, after: int
 ) -> AsyncIterator[Any]:
     """The values that a run publishes under a name, until it has ended."""
-    unit, codec = kind.unit(id), codec_for(type)
+    unit, codec = unit_of(workflow, id), codec_for(type)
     pause_s, longest_s = _POLLS_S
     while True:
         try:
@@ -90,7 +90,7 @@ async def follow(
             pause_s = _POLLS_S[0]
             continue
         if run is None:
-            raise WorkflowNotFound(workflow=kind.name, id=id)
+            raise WorkflowNotFound(workflow=workflow, id=id)
         if run.ended_at is not None:
             return
         await asyncio.sleep(pause_s)

@@ -68,6 +68,25 @@ async def checkout(workflow: Workflow, order: str) -> str:
     return f"{paid} {approval}"
 
 
+CARRIERS: set[str] = set()
+"""Orders that a carrier takes."""
+
+
+async def delivery(workflow: Workflow, order: str) -> str:
+    await workflow.publish("status", "packed")
+    await workflow.start(checkout, order, id=f"of {order}", on_parent_end="leave")
+    by = await workflow.receive("dispatch", str)
+    carrier = await workflow.step("book", _book, order)
+    await workflow.publish("status", "gone")
+    return f"{carrier}, dispatched by {by}"
+
+
+async def _book(order: str) -> str:
+    if order not in CARRIERS:
+        raise ConnectionRefusedError("carrier.example")
+    return "by train"
+
+
 async def _paid(order: str) -> str:
     return f"{order} is paid"
 
@@ -77,6 +96,7 @@ def program(url: str, name: str) -> Cluster:
     cluster = Cluster(url, runner_name=name, shards=SHARDS, http_listen=None, lease_ttl="30s")
     cluster.entity(retry=Retry(attempts=2, base="10ms"))(Account)
     cluster.workflow(checkout)
+    cluster.workflow(on_failure="hold")(delivery)
     return cluster
 
 

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coterie.errors import ReplayDiverged
+from coterie.testing import replay
 from tests.unit.cli.command_runner import require_golden, transcript
-from tests.unit.cli.stored_cluster import checkout
+from tests.unit.cli.stored_cluster import CARRIERS, checkout, delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from coterie import Workflow
     from tests.unit.cli.command_runner import Said
     from tests.unit.cli.stored_cluster import Stored
 
@@ -24,14 +27,14 @@ CODE = re.compile(r"\b[0-9a-f]{12}\b")
 TOKEN = re.compile(r"[A-Za-z0-9_-]{60,}")
 
 
-def started(stored: Stored, id: str) -> None:
-    """A run that waits for its approval, in nobody's memory."""
+def started(stored: Stored, id: str, body: Any = checkout, status: str = "suspended", payload: str = "order") -> None:
+    """A run that waits, in nobody's memory."""
 
     async def start() -> None:
-        handle = await stored.cluster.start_workflow(checkout, "order", id=id)
+        handle = await stored.cluster.start_workflow(body, payload, id=id)
 
         async def waits() -> bool:
-            return await handle.status() == "suspended"
+            return await handle.status() == status
 
         await stored.until(waits)
 
@@ -52,7 +55,8 @@ def ended(stored: Stored, id: str) -> str:
 
 
 def shown(said: Said) -> str:
-    return CODE.sub("<code>", TOKEN.sub("<token>", transcript(said)))
+    text = CODE.sub("<code>", TOKEN.sub("<token>", transcript(said)))
+    return re.sub(r"\((running|suspended)\)", "(<status>)", text)  # of children
 
 
 def test_a_run_that_waits_tells_its_steps_and_how_to_go_on(ask: Ask, stored: Stored) -> None:
@@ -112,6 +116,74 @@ def test_a_run_that_is_resumed_looks_and_waits_again(ask: Ask, stored: Stored) -
         return row is not None and row.status == "suspended" and row.changed_at > before.changed_at
 
     stored.do(stored.until(has_looked))
+
+
+def until(stored: Stored, id: str, status: str) -> None:
+    """Wait until a delivery stands so."""
+
+    async def stands() -> bool:
+        return await stored.cluster.workflow_handle(delivery, id).status() == status
+
+    stored.do(stored.until(stands))
+
+
+def test_a_run_is_sent_a_message_fails_goes_on_and_is_forked(ask: Ask, stored: Stored) -> None:
+    """W6, W7, W9."""
+    run = "delivery/parcel"
+    require_golden("workflows_send_refused", transcript(ask("workflows", "send", run, "dispatch", '"ada"')))
+    said = ask("workflows", "send", run, "dispatch", '"ada"', "--key", "1", "--yes")  # it begins later
+    require_golden("workflows_send", transcript(said))
+    assert ask("workflows", "send", run, "dispatch", '"eve"', "--key", "1", "--yes").code == 1
+    started(stored, "parcel", delivery, "failed", "parcel")
+    assert ask("workflows", "send", run, "note", '"late"', "--yes").code == 1
+    require_golden("workflows_show_failed", shown(ask("workflows", "show", run)))
+    told = json.loads(ask("workflows", "show", run, "--json").out)
+    assert [(each["name"], each["value"], each["number"]) for each in told["published"]] == [("status", "packed", 1)]
+    assert [(each["name"], each["id"]) for each in told["children"]] == [("checkout", "of parcel")]
+
+    require_golden("workflows_retry_dry", transcript(ask("workflows", "retry", run, "--dry-run")))
+    CARRIERS.add("parcel")
+    require_golden("workflows_retry", transcript(ask("workflows", "retry", run, "--yes")))
+    until(stored, "parcel", "done")
+    assert ask("workflows", "retry", run, "--yes").code == 1
+    require_golden("workflows_published", transcript(ask("workflows", "published", run, "status")))
+    assert [each["value"] for each in json.loads(ask("workflows", "published", run, "status", "--json").out)] == [
+        "packed",
+        "gone",
+    ]
+    assert len(json.loads(ask("workflows", "published", run, "status", "--limit", "1", "--json").out)) == 1
+    require_golden("workflows_published_nothing", transcript(ask("workflows", "published", run, "place")))
+
+    fork = ("workflows", "fork", run, "--before", "book", "--id", "parcel 2")
+    require_golden("workflows_fork_dry", transcript(ask(*fork, "--dry-run")))
+    require_golden("workflows_fork", transcript(ask(*fork, "--yes")))
+    until(stored, "parcel 2", "done")
+    assert ask(*fork, "--yes").code == 1  # there is one
+    unknown = ask("workflows", "fork", run, "--before", "pay", "--id", "parcel 3", "--yes")
+    require_golden("workflows_fork_unknown", transcript(unknown))
+    acts = ask("activity", "--json").out
+    assert {"retry-workflow", "fork-workflow", "send-to-workflow"} <= {each["act"] for each in json.loads(acts)}
+
+
+def test_messages_that_wait_are_shown(ask: Ask, stored: Stored) -> None:
+    started(stored, "letter", delivery, payload="letter")
+    for _ in range(2):
+        assert ask("workflows", "send", "letter", "note", "1", "--yes").code == 0
+    (waiting,) = json.loads(ask("workflows", "show", "letter", "--json").out)["messages"]
+    assert (waiting["name"], waiting["count"]) == ("note", 2)
+    assert "waiting    2 messages 'note' since" in ask("workflows", "show", "letter").out
+
+
+def test_a_history_is_exported_and_replayed(ask: Ask, stored: Stored) -> None:
+    started(stored, "exported", delivery, payload="letter")
+    history = ask("workflows", "export", "delivery/exported").out
+    replay(delivery, history)
+
+    async def other(workflow: Workflow, order: str) -> str:
+        return await workflow.receive("dispatch", str)
+
+    with pytest.raises(ReplayDiverged):
+        replay(other, history)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import msgspec
 
 from coterie.cli.client import (
     WRONG,
@@ -17,13 +18,15 @@ from coterie.cli.client import (
     one_line,
     read_json,
     refuse,
+    refusing,
 )
-from coterie.cli.output import Screen, as_json, lasting, plain, plural, safe
+from coterie.cli.output import Screen, as_json, echo, lasting, plain, plural, safe
 from coterie.durable import failure
-from coterie.observe.details import decoded, step, token
+from coterie.observe.details import decoded, run_talk, step, token
 from coterie.storage.contracts.units import StepRecord, UnitRow, UnitStatus
 from coterie.work.tags import tag_of
-from coterie.workflows.definition import unit_of
+from coterie.workflows import recovery, run_history, run_messages
+from coterie.workflows.definition import require_id, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 _GLYPHS = {"running": "good", "suspended": "good", "done": "good", "failed": "bad", "interrupted": "warn"}
 _LOOKED_AT = 1_000
 """Runs that are searched for an id given alone: those that changed last."""
+_NAMES = 100
+"""Names of published values that an error names."""
 
 
 @click.group(cls=Noun)
@@ -92,14 +97,16 @@ async def show(ctx: ClientCommand, run: str) -> None:
     steps = await ctx.here.storage.units.records(row.unit)
     tokens = {each.name: token(ctx.here, row, each) for each in steps if row.ended_at is None and _waits(each)}
     now = await ctx.here.storage.now()
+    talk = await run_talk(ctx.here, row, steps, texts=True)
     value = {
         **_fields(row),
+        **plain(talk),
         "payload": plain(decoded(row.payload)),
         "result": None if row.value is None else plain(decoded(row.value)),
         "steps": [plain(step(each, texts=True, is_over=row.ended_at is not None)) for each in steps],
         "deferreds": tokens,
     }
-    ctx.show(value, lambda: _shown(ctx.screen, row, steps, tokens, now))
+    ctx.show(value, lambda: _shown(ctx.screen, row, steps, tokens, talk, now))
 
 
 @command.command()
@@ -174,6 +181,141 @@ async def resolve(ctx: ClientCommand, token: str, value: str, *, yes: bool, dry_
     )
 
 
+@command.command("retry")
+@click.argument("run", metavar="[NAME/]ID")
+@confirmable
+@client_command
+async def retry_run(ctx: ClientCommand, run: str, *, yes: bool, dry_run: bool) -> None:
+    """Have a failed run go on from the step that failed.
+
+    \b
+    Example:
+      coterie workflows retry checkout/order-7 --yes
+    """
+    row = await _workflow(ctx, run)
+    if row.status != "failed":
+        refuse(f"{row.name}/{row.id} has not failed: {row.status}", hint=f"coterie workflows show {row.name}/{row.id}")
+    why = "" if row.error is None else f": {one_line(failure.text_of(row.error))}"
+    what = f"{row.name}/{row.id} (failed{why}) will go on from the step that failed"
+    if not confirmed(what, "retry it?", yes=yes, dry_run=dry_run):
+        return
+    async with ctx.act("retry-workflow", f"workflow {row.name}/{row.id}") as act:
+        await recovery.retry(ctx.here, row.name, row.id, row.unit)
+        act.result = f"{row.name}/{row.id} goes on from the step that failed"
+    after = await ctx.here.storage.units.get(row.unit)
+    await _tell(ctx, row, after, "goes on from the step that failed", "if it fails again, retry it again")
+
+
+@command.command("fork")
+@click.argument("run", metavar="[NAME/]ID")
+@click.option("--before", required=True, metavar="STEP", help="The step before which the new run goes on.")
+@click.option("--id", "new", required=True, metavar="ID", help="The id of the new run.")
+@confirmable
+@client_command
+async def fork_run(ctx: ClientCommand, run: str, *, before: str, new: str, yes: bool, dry_run: bool) -> None:
+    """Start a new run with the steps that one made before a step.
+
+    \b
+    Example:
+      coterie workflows fork checkout/order-7 --before charge --id order-7b --yes
+    """
+    row = await _workflow(ctx, run)
+    try:
+        require_id(new)
+        kept = recovery.steps_before(await ctx.here.storage.units.records(row.unit), before, run=f"{row.name}/{row.id}")
+    except ValueError as error:
+        refuse(str(error), hint=f"coterie workflows show {row.name}/{row.id}", code=WRONG)
+    what = f"{row.name}/{new} will be started with {plural(len(kept), 'step')} of {row.name}/{row.id}, before {before}"
+    if not confirmed(what, "start it?", yes=yes, dry_run=dry_run):
+        return
+    async with ctx.act("fork-workflow", f"workflow {row.name}/{row.id}") as act:
+        seat = await recovery.seat_beside(ctx.here, row, new)
+        await recovery.fork(ctx.here, row.name, row.id, before=before, new_id=new, seat=seat, version=row.version)
+        act.result = f"{row.name}/{new} goes on before {before}"
+    shown = safe(f"{row.name}/{new}", keep="")
+    text = f"started {shown}; it goes on before {safe(before)}\nto follow it: coterie workflows show {shown}"
+    ctx.answer({"name": row.name, "id": new, "of": row.id, "steps": len(kept)}, text)
+
+
+@command.command()
+@click.argument("run", metavar="[NAME/]ID")
+@click.argument("name")
+@click.argument("value", metavar="JSON")
+@click.option("--key", metavar="KEY", help="Sent again with the same key, it is one message.")
+@confirmable
+@client_command
+async def send(
+    ctx: ClientCommand, run: str, name: str, value: str, *, key: str | None, yes: bool, dry_run: bool
+) -> None:
+    """Send a message to a run, which takes it with workflow.receive(NAME, …). It may begin later.
+
+    \b
+    Example:
+      coterie workflows send checkout/order-7 approve '{"by": "ada"}' --yes
+    """
+    given = read_json(value, what="the value", hint="""quote it for the shell: '"yes"', '{"approved": true}'""")
+    workflow, id_ = await _named(ctx, run)
+    what = f"{workflow}/{id_} will be sent the message {name!r}: {as_json(given)}"
+    if not confirmed(what, "send it?", yes=yes, dry_run=dry_run):
+        return
+    shown = safe(f"{workflow}/{id_}", keep="")
+    async with ctx.act("send-to-workflow", f"workflow {workflow}/{id_}") as act:
+        with refusing():
+            await run_messages.send(ctx.here, workflow, id_, name, given, key=key)
+        act.result = f"message {name!r} is sent to {workflow}/{id_}"
+    ctx.answer(
+        {"name": workflow, "id": id_, "message": name, "sent": True},
+        f"sent {name!r} to {shown}; it waits there until the run receives it\n"
+        f"to follow it: coterie workflows show {shown}",
+    )
+
+
+@command.command()
+@click.argument("run", metavar="[NAME/]ID")
+@click.argument("name")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True, help="How many at most.")
+@client_command
+async def published(ctx: ClientCommand, run: str, name: str, *, limit: int) -> None:
+    """The last values that a run has published under a name, the oldest first.
+
+    \b
+    Example:
+      coterie workflows published checkout/order-7 status
+    """
+    row = await _workflow(ctx, run)
+    store = ctx.here.storage.run_messages
+    last = await store.published(row.unit, name, after=None, most=1)
+    if not last:
+        known = ", ".join(each for each, _ in await store.published_names(row.unit, most=_NAMES)) or "nothing"
+        refuse(f"{row.name}/{row.id} has published nothing under {name!r}", hint=f"it has published: {known}")
+    rows = await store.published(row.unit, name, after=max(last[0].seq - limit, 0), most=limit)
+    now = await ctx.here.storage.now()
+    value = [{"number": each.seq, "at": plain(each.at), "value": plain(decoded(each.value))} for each in rows]
+
+    def table() -> str:
+        lines = [(str(each.seq), ctx.screen.time(each.at, now), as_json(decoded(each.value))) for each in rows]
+        return ctx.screen.table(("#", "PUBLISHED", "VALUE"), lines, right=("#",))
+
+    ctx.show(value, table)
+
+
+@command.command("export")
+@click.argument("run", metavar="[NAME/]ID")
+@client_command
+async def export_run(ctx: ClientCommand, run: str) -> None:
+    """The history of a run as JSON, for coterie.testing.replay. It has the payload and all results, as plain text.
+
+    \b
+    Example:
+      coterie workflows export checkout/order-7 > history.json
+    """
+    row = await _workflow(ctx, run)
+    found = await run_history.export(ctx.here.storage, row.unit)
+    if found is None:
+        refuse(f"{row.name}/{row.id} has been deleted meanwhile")
+    echo(msgspec.json.format(msgspec.json.encode(found[1]), indent=1).decode())
+
+
 async def _found(ctx: ClientCommand, run: str) -> UnitRow:
     name, slash, id_ = run.partition("/")
     row = await ctx.here.storage.units.get(unit_of(name, id_)) if slash and id_ else None
@@ -190,10 +332,24 @@ async def _found(ctx: ClientCommand, run: str) -> UnitRow:
     return refuse(f"there is no run {run}, or it was deleted", hint=hint)
 
 
-async def _going_on(ctx: ClientCommand, run: str) -> UnitRow:
+async def _workflow(ctx: ClientCommand, run: str) -> UnitRow:
     row = await _found(ctx, run)
     if row.kind != "workflow":
         refuse(f"{run} is durable work of a {row.kind}, no workflow", hint="it ends with its singleton or cron")
+    return row
+
+
+async def _named(ctx: ClientCommand, run: str) -> tuple[str, str]:
+    """The workflow and id of a run, which may begin later if its workflow is named."""
+    name, slash, id_ = run.partition("/")
+    if slash and id_:
+        return name, id_
+    row = await _workflow(ctx, run)
+    return row.name, row.id
+
+
+async def _going_on(ctx: ClientCommand, run: str) -> UnitRow:
+    row = await _workflow(ctx, run)
     if row.ended_at is not None:
         refuse(f"{row.name}/{row.id} has ended: {row.status}", hint=f"coterie workflows show {row.name}/{row.id}")
     return row
@@ -218,6 +374,8 @@ def _fields(row: UnitRow) -> dict[str, Any]:
         "status": row.status,
         "interrupting": row.interrupting,
         "version": row.version,
+        "life": str(row.life),
+        "retries": row.retries,
         "shard": row.seat.partition(":")[2],
         "started_at": plain(row.started_at),
         "changed_at": plain(row.changed_at),
@@ -255,10 +413,18 @@ def _status(screen: Screen, status: UnitStatus, *, interrupting: bool) -> str:
     return f"{screen.glyph(_GLYPHS[status])} {status}{ending}"
 
 
-def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRecord], tokens: dict[str, str], now: datetime) -> str:
+def _shown(
+    screen: Screen,
+    row: UnitRow,
+    steps: Sequence[StepRecord],
+    tokens: dict[str, str],
+    talk: dict[str, Any],
+    now: datetime,
+) -> str:
     pairs = [
         ("shard", row.seat.partition(":")[2]),
         ("version", row.version),
+        ("retried", f"{row.retries} times" if row.retries else ""),
         ("payload", as_json(decoded(row.payload))),
         ("started", both(row.started_at, now)),
         ("continues", "" if row.wake_at is None else both(row.wake_at, now)),
@@ -284,8 +450,33 @@ def _shown(screen: Screen, row: UnitRow, steps: Sequence[StepRecord], tokens: di
         columns = ("STEP", "KIND", "BEGAN", "TOOK", "ATTEMPTS", "ON", "RESULT")
         table = screen.table(columns, rows, right=("TOOK", "ATTEMPTS"), spare=("ATTEMPTS", "ON", "KIND"))
         parts.append("\n".join(f"  {line}" for line in table.splitlines()))
+    parts += [each for each in (_talk(screen, talk, now), _next(row)) if each]
     parts += [f"resolve {name}: coterie workflows resolve {token} JSON" for name, token in tokens.items()]
     return "\n\n".join(parts)
+
+
+def _talk(screen: Screen, talk: dict[str, Any], now: datetime) -> str:
+    """Its children, what it has published, and messages that it has not received."""
+    pairs = [("child", f"{each['name']}/{each['id']} ({each['status'] or 'deleted'})") for each in talk["children"]]
+    pairs += [
+        (
+            "published",
+            f"{each['name']} {as_json(each['value'])}, number {each['number']}, {screen.time(each['at'], now)}",
+        )
+        for each in talk["published"]
+    ]
+    pairs += [
+        ("waiting", f"{plural(each['count'], 'message')} {each['name']!r} since {screen.time(each['since_at'], now)}")
+        for each in talk["messages"]
+    ]
+    return fields(pairs)
+
+
+def _next(row: UnitRow) -> str:
+    """What can be done about a run that has failed."""
+    if row.kind != "workflow" or row.status != "failed":
+        return ""
+    return f"retry: coterie workflows retry {safe(f'{row.name}/{row.id}', keep='')}"
 
 
 def _outcome(screen: Screen, step: StepRecord, now: datetime, *, is_over: bool) -> str:

@@ -112,6 +112,15 @@ class PublishedRow(msgspec.Struct, frozen=True, gc=False):
     at: datetime
 
 
+class WaitingMessages(msgspec.Struct, frozen=True, gc=False):
+    """What was sent to a run under a name, and that it has not received."""
+
+    name: str
+    count: int
+    since_at: datetime
+    """When the oldest one was sent."""
+
+
 class RunMessageStore(Protocol):
     """The inboxes of the runs of one cluster, and what they publish."""
 
@@ -134,6 +143,14 @@ class RunMessageStore(Protocol):
 
     async def published(self, unit: str, name: str, *, after: int | None, most: int) -> Sequence[PublishedRow]:
         """Return the next values after a number, in order; None: the last one alone."""
+        ...
+
+    async def published_names(self, unit: str, *, most: int) -> Sequence[tuple[str, PublishedRow]]:
+        """Return the names under which a run has published, each with its last value, by name."""
+        ...
+
+    async def waiting(self, unit: str, *, most: int) -> Sequence[WaitingMessages]:
+        """Return what was sent to a run and waits, by name."""
         ...
 
     async def purge(self, *, older_s: float, most: int) -> int:

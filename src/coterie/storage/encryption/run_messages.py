@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class EncryptedRunMessages(EncryptedStore[RunMessageStore]):
     """See `storage.contracts.run_messages.RunMessageStore`."""
 
-    passes = frozenset({"purge"})
+    passes = frozenset({"purge", "waiting"})
 
     async def send(self, message: RunMessage) -> RunMessageSent:
         """Store a message for a run that has not ended."""
@@ -62,6 +62,12 @@ class EncryptedRunMessages(EncryptedStore[RunMessageStore]):
         """Return the next values after a number, in order; None: the last one alone."""
         rows = await self._inner.published(unit, name, after=after, most=most)
         return [replace(row, value=self._keyring.open(row.value, places.published(unit, name))) for row in rows]
+
+    async def published_names(self, unit: str, *, most: int) -> Sequence[tuple[str, PublishedRow]]:
+        """Return the names under which a run has published, each with its last value, by name."""
+        rows = await self._inner.published_names(unit, most=most)
+        opened = self._keyring.open
+        return [(name, replace(row, value=opened(row.value, places.published(unit, name)))) for name, row in rows]
 
     def _result(self, write: Receive | Publish | RaceEnd, told: StepResult) -> StepResult:
         return told if told.row is None else replace(told, row=opened_step(self._keyring, write.unit, told.row))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from coterie.storage import statements
-from coterie.storage.contracts.run_messages import PUBLISHED_MOST, PublishedRow, RunMessageSent
+from coterie.storage.contracts.run_messages import PUBLISHED_MOST, PublishedRow, RunMessageSent, WaitingMessages
 from coterie.storage.contracts.units import StepResult, StepRow
 from coterie.storage.postgres.batch.single import LONGEST_S
 from coterie.storage.postgres.store import PostgresStore
@@ -57,6 +57,15 @@ class PostgresRunMessages(PostgresStore):
         else:
             rows = await self._read("published_after", unit, name, after, most)
         return [PublishedRow(*row) for row in rows]
+
+    async def published_names(self, unit: str, *, most: int) -> Sequence[tuple[str, PublishedRow]]:
+        """Return the names under which a run has published, each with its last value, by name."""
+        rows = await self._read("published_names", unit, most)
+        return [(row["name"], PublishedRow(row["seq"], row["value"], row["at"])) for row in rows]
+
+    async def waiting(self, unit: str, *, most: int) -> Sequence[WaitingMessages]:
+        """Return what was sent to a run and waits, by name."""
+        return [WaitingMessages(*row) for row in await self._read("waiting_messages", unit, most)]
 
     async def purge(self, *, older_s: float, most: int) -> int:
         """Delete some messages that are old: received ones, and those to runs that never began."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.kernel.clock import to_datetime
 from coterie.storage import statements
-from coterie.storage.contracts.run_messages import PUBLISHED_MOST, PublishedRow, RunMessageSent
+from coterie.storage.contracts.run_messages import PUBLISHED_MOST, PublishedRow, RunMessageSent, WaitingMessages
 from coterie.storage.contracts.units import StepResult, StepWrite
 from coterie.storage.sqlite import unit_writes, units
 from coterie.storage.sqlite.store import SqliteStore, ago_ns, bindings, encoded, reads, writes
@@ -132,6 +132,20 @@ def published(
     return [PublishedRow(seq, value, to_datetime(at_ns)) for seq, value, at_ns in rows]
 
 
+def published_names(
+    connection: apsw.Connection, scope: Scope, unit: str, *, most: int
+) -> Sequence[tuple[str, PublishedRow]]:
+    """The names under which a run has published, each with its last value, by name."""
+    rows: list[Any] = connection.execute(SQL["names"], bindings(scope, unit=unit, most=most)).fetchall()
+    return [(name, PublishedRow(seq, value, to_datetime(at_ns))) for name, seq, value, at_ns in rows]
+
+
+def waiting(connection: apsw.Connection, scope: Scope, unit: str, *, most: int) -> Sequence[WaitingMessages]:
+    """What was sent to a run and waits, by name."""
+    rows: list[Any] = connection.execute(SQL["waiting"], bindings(scope, unit=unit, most=most)).fetchall()
+    return [WaitingMessages(name, count, to_datetime(at_ns)) for name, count, at_ns in rows]
+
+
 def purge(connection: apsw.Connection, scope: Scope, *, older_s: float, most: int) -> int:
     """Delete some messages that are old: received ones, and those to runs that never began."""
     names = bindings(scope, before_ns=ago_ns(scope, older_s), most=most)
@@ -149,4 +163,6 @@ class SqliteRunMessages(SqliteStore):
     publish = writes(publish, "publish a value")
     give_back = writes(give_back, "give back messages")
     published = reads(published, "read what {unit!r} published")
+    published_names = reads(published_names, "read the names under which {unit!r} published")
+    waiting = reads(waiting, "read the messages that wait for {unit!r}")
     purge = writes(purge, "purge messages to runs")

@@ -249,6 +249,22 @@ where cluster = $1 and unit = $2 and name = $3 and seq > $4::bigint order by seq
 -- The last value of a name.
 select seq, value, at from coterie.published where cluster = $1 and unit = $2 and name = $3 order by seq desc limit 1;
 
+-- name: published_names
+-- The names under which a run has published, with the last value of each.
+select n.name, l.seq, l.value, l.at
+from (
+    select distinct name from coterie.published where cluster = $1 and unit = $2 order by name limit $3
+) as n cross join lateral (
+    select seq, value, at from coterie.published where cluster = $1 and unit = $2 and name = n.name
+    order by seq desc limit 1
+) as l
+order by n.name;
+
+-- name: waiting_messages
+-- How many messages to a run wait, by name, and since when.
+select name, count(*) as count, min(sent_at) as since_at from coterie.run_messages
+where cluster = $1 and unit = $2 and received_at is null group by name order by name limit $3;
+
 -- name: purge_run_messages
 -- Delete some messages that were received long ago, and some inboxes of runs that never began, with what was sent there.
 -- Returns the larger number.

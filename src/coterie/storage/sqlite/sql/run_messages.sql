@@ -56,6 +56,19 @@ where cluster = :cluster and unit = :unit and name = :name and seq > :after orde
 select seq, value, at_ns from published
 where cluster = :cluster and unit = :unit and name = :name order by seq desc limit 1;
 
+-- name: names
+-- The names under which a run has published, with the last value of each.
+select p.name, p.seq, p.value, p.at_ns from published as p
+where p.cluster = :cluster and p.unit = :unit and p.seq = (
+    select max(seq) from published where cluster = :cluster and unit = :unit and name = p.name
+)
+order by p.name limit :most;
+
+-- name: waiting
+-- How many messages to a run wait, by name, and since when.
+select name, count(*), min(sent_at_ns) from run_messages
+where cluster = :cluster and unit = :unit and received_at_ns is null group by name order by name limit :most;
+
 -- name: purge_received
 -- Some messages that were received long ago.
 delete from run_messages where rowid in (
