@@ -135,3 +135,29 @@ async def test_what_becomes_due_in_idle_time_happens_in_its_time() -> None:
         assert after_s["charge"] == pytest.approx(240, abs=2)
         assert await cluster.kv.get("key") is None
     simulations.clear()
+
+
+@pytest.mark.simulated(seeds=2)
+async def test_runs_that_sleep_for_months_wake_in_time_and_cost_next_to_nothing() -> None:
+    cluster = Cluster("sqlite://", shards=6)
+    woken: list[tuple[str, timedelta]] = []
+
+    @cluster.workflow
+    async def sleeper(workflow: Workflow, days: int) -> None:
+        await workflow.sleep(f"{days}d", name="a while")
+        await workflow.step("note", note, workflow.id)
+
+    async def note(id: str) -> None:
+        woken.append((id, simulations[-1].now() - began))
+
+    async with simulate(cluster, runners=2) as sim:
+        simulations.append(sim)
+        began = sim.now()
+        for days in (90, 30, 91):
+            await cluster.start_workflow(sleeper, days, id=f"{days} days")
+        steps = sim.loop.steps
+        await sim.advance("100d")
+        assert sim.loop.steps - steps < 3 * STEPS_MOST
+    assert [name for name, _ in woken] == ["30 days", "90 days", "91 days"]
+    for (_, after), days in zip(woken, (30, 90, 91), strict=True):
+        assert timedelta(days=days) <= after < timedelta(days=days, seconds=5)

@@ -3,7 +3,7 @@
     quiet for a while ──▶ the next timer that is not routine is far off ──▶ jump to shortly before it
 
 Routine is what a runner does periodically although nothing happens: it renews its lease, polls for messages, pings its
-peers. Skipping it has no observable effect, as long as nothing is broken, nothing is stored that becomes due by itself,
+peers. Skipping it has no observable effect, as long as nothing is broken, nothing that is stored becomes due before,
 and nothing has been written for longer than a runner needs to notice a change.
 """
 
@@ -63,7 +63,7 @@ class IdleTime:
         if not self._is_quiet(now_ns):
             return
         kept = [at_ns for at_ns, _, timer in timers if not timer._cancelled and not _is_routine(timer)]
-        until_ns = min(kept, default=now_ns) - _BEFORE_NS
+        until_ns = min([*kept, *self._runs_due(now_ns)], default=now_ns) - _BEFORE_NS
         if until_ns - now_ns < _LEAST_NS:
             return
         before = {runner: runner.clock.steady_ns() for runner in self._simulation.runners}
@@ -88,12 +88,18 @@ class IdleTime:
             return False
         sql = """
             select (select count(*) from messages where status = 0)
-                 + (select count(*) from units where ended_at_ns is null)
+                 + (select count(*) from units where status = 'running')
                  + (select count(*) from schedules where next_at_ns is not null and paused_at_ns is null)
                  + (select count(*) from seats where holder is null)
                  + abs((select count(*) from runners) - ?)
         """
         return not database.main.execute(sql, (len(runners),)).get
+
+    def _runs_due(self, now_ns: int) -> list[int]:
+        """When the next suspended run resumes by itself, if any does."""
+        database = self._simulation.database
+        wake_at_ns: int | None = database.main.execute("select min(wake_at_ns) from units").get
+        return [] if wake_at_ns is None else [now_ns + wake_at_ns - database.clock.wall_ns()]
 
     def _renew(self, by_ns: int) -> None:
         self._simulation.database.leases.execute("update leases set expires_boot_ns = expires_boot_ns + ?", (by_ns,))
