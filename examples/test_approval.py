@@ -5,6 +5,7 @@ pytest examples/test_approval.py
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -19,13 +20,13 @@ async def test_what_was_decided_in_time_is_done() -> None:
     orders = [Order(f"order-{number}", 20_000) for number in range(6)]
     async with simulate(cluster, runners=3, faults=[Kills(every_s=20), StorageErrors(every_s=20)]) as sim:
         for order in orders:
-            await insisting(lambda order=order: cluster.start_workflow(purchase, order, id=order.id))
+            await insisting(partial(cluster.start_workflow, purchase, order, id=order.id))
         await sim.advance("1m")
         for number, order in enumerate(orders[:4]):
             decision = Decision("alice", "no" if number == 0 else "yes")
             run = cluster.workflow_handle(purchase, order.id)
             for _ in range(2):  # two clicks on one link
-                await insisting(lambda run=run, decision=decision: run.send("decision", decision, key="link"))
+                await insisting(partial(run.send, "decision", decision, key="link"))
             await sim.advance("10s")
         await sim.calm()
         runs = [cluster.workflow_handle(purchase, order.id) for order in orders]

@@ -4,6 +4,7 @@ pytest examples/test_fan_out.py
 """
 
 import os
+from functools import partial
 
 import pytest
 
@@ -20,8 +21,7 @@ async def test_only_what_was_not_stored_runs_again() -> None:
     async with simulate(cluster, runners=3) as sim:
         run = await cluster.start_workflow(album, PICTURES, id="holidays")
         for number in range(kills):
-            done = PICTURES * (number + 1) // (kills + 2)
-            await sim.wait_until(lambda done=done: len(scaled) >= done, within="10m")
+            await sim.wait_until(partial(has_scaled, PICTURES * (number + 1) // (kills + 2)), within="10m")
             at_once[:] = 0, 0
             for runner in sim.runners:
                 runner.kill()  # one of them has the run
@@ -33,3 +33,7 @@ async def test_only_what_was_not_stored_runs_again() -> None:
     again = sum(scaled.values()) - PICTURES
     assert again <= kills * LIMIT, f"{again} ran again"
     assert at_once[1] <= LIMIT
+
+
+def has_scaled(count: int) -> bool:
+    return len(scaled) >= count

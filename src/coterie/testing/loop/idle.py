@@ -96,10 +96,17 @@ class IdleTime:
         return not database.main.execute(sql, (len(runners),)).get
 
     def _runs_due(self, now_ns: int) -> list[int]:
-        """When the next suspended run resumes by itself, if any does."""
+        """When the next run resumes, times out or begins another life by itself, if any does."""
         database = self._simulation.database
-        wake_at_ns: int | None = database.main.execute("select min(wake_at_ns) from units").get
-        return [] if wake_at_ns is None else [now_ns + wake_at_ns - database.clock.wall_ns()]
+        sql = """
+            select min(at_ns) from (
+                select wake_at_ns as at_ns from units
+                union all select times_out_at_ns from units
+                union all select next_at_ns from units where next_life is not null and ended_at_ns is not null
+            )
+        """
+        at_ns: int | None = database.main.execute(sql).get
+        return [] if at_ns is None else [now_ns + at_ns - database.clock.wall_ns()]
 
     def _renew(self, by_ns: int) -> None:
         self._simulation.database.leases.execute("update leases set expires_boot_ns = expires_boot_ns + ?", (by_ns,))
