@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.jobs import JobProgress
     from coterie.tasks.api import JobInfo, Jobs
     from coterie.tasks.definition import Queue
+    from coterie.tasks.pauses import Pauses
     from coterie.tasks.queues import QueueInfo, Queues
     from coterie.tasks.task import Job, Task
     from coterie.work.middleware import CallNext, WorkInfo
@@ -146,6 +147,7 @@ __all__ = [
     "NotCommitted",
     "NotReady",
     "NotStarted",
+    "Pauses",
     "PersistenceError",
     "Queue",
     "QueueInfo",
@@ -234,6 +236,7 @@ _MODULES = {
     "storage.contracts.jobs": ("JobProgress",),
     "tasks.api": ("JobInfo", "Jobs"),
     "tasks.definition": ("Queue",),
+    "tasks.pauses": ("Pauses",),
     "tasks.queues": ("QueueInfo", "Queues"),
     "tasks.task": ("Job", "Task"),
     "work.middleware": ("CallNext", "WorkInfo"),

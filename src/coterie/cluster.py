@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from coterie.settings import Encrypted
     from coterie.storage.contracts.units import UnitStartResult
     from coterie.tasks.api import Jobs
+    from coterie.tasks.pauses import Pauses
     from coterie.tasks.queues import Queues
     from coterie.web.server import HttpServer
     from coterie.work.transaction import Transaction
@@ -150,6 +151,27 @@ class Cluster(Definitions):
         from coterie.tasks.queues import Queues
 
         return Queues(self._acting, self._writing)
+
+    @cached_property
+    def tasks(self) -> Pauses:
+        """Pause and resume tasks, whatever their queues."""
+        from coterie.tasks.pauses import Pauses
+
+        return Pauses("task", self._acting, self._writing)
+
+    @cached_property
+    def entities(self) -> Pauses:
+        """Pause and resume the persisted messages of entity types."""
+        from coterie.tasks.pauses import Pauses
+
+        return Pauses("entity", self._acting, self._writing)
+
+    @cached_property
+    def groups(self) -> Pauses:
+        """Pause and resume the jobs and persisted messages of groups."""
+        from coterie.tasks.pauses import Pauses
+
+        return Pauses("group", self._acting, self._writing)
 
     @cached_property
     def workflows(self) -> Workflows:

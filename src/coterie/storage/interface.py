@@ -2,8 +2,8 @@
 
 The contract is split by what is stored: `kv`, `states` (fenced), `machines` (ids), ownership, the schema and the
 cluster's secret are here; `messages`, `jobs`, `user_writes`, `executions`, `ticks`, `units`, `run_messages`,
-`schedules`, `payloads` and `inspection` are in `storage.contracts`. Each part takes and returns plain values (text,
-bytes, integers); the caller encodes.
+`schedules`, `pauses`, `payloads` and `inspection` are in `storage.contracts`. Each part takes and returns plain values
+(text, bytes, integers); the caller encodes.
 
 Every failure is a `PersistenceError` whose `outcome` says what is known: "refused" (rolled back), "unreachable"
 (nothing was sent), "unknown" (the connection broke during the commit).
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.inspection import Inspection
     from coterie.storage.contracts.jobs import JobStore
     from coterie.storage.contracts.messages import MessageStore, Transaction
+    from coterie.storage.contracts.pauses import PauseStore
     from coterie.storage.contracts.payloads import PayloadStore
     from coterie.storage.contracts.run_messages import RunMessageStore
     from coterie.storage.contracts.schedules import ScheduleStore
@@ -519,6 +520,7 @@ class Storage(Service):
     incoming: IncomingStore
     schedules: ScheduleStore
     run_messages: RunMessageStore
+    pauses: PauseStore
     user_writes: UserWrites
     inspection: Inspection
     activity: Activity

@@ -38,8 +38,8 @@ CONTRACTS: dict[str, type] = {
     "user_writes": user_writes.UserWrites,
     "activity": activity.Activity,
 }
-WITHOUT = {"machines", "inspection", "payloads", "schema"}
-"""Stores through which no payload goes as it is: ids, marks and counts, ciphertexts, migrations."""
+WITHOUT = {"machines", "inspection", "pauses", "payloads", "schema"}
+"""Stores through which no payload goes as it is: ids, marks and counts, names, ciphertexts, migrations."""
 
 
 def methods(kind: type) -> set[str]:

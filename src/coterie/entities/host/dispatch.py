@@ -288,6 +288,8 @@ class ImmediateDispatch:
         now_ns, time, make = shard.tenure.may_start_at(), self._time, self._make
         if now_ns is None or not spare.is_ready or work.deadline_s <= time():
             return False
+        if work.is_stored and not work.may_begin(now_ns):
+            return False
         loop, task = self._loop, spare.task
         try:
             enter_task(loop, task)

@@ -136,7 +136,7 @@ class HandlerExecutor:
             return None
         now_ns = shard.tenure.may_start_at(self.now_ns)
         self.now_ns = 0
-        if now_ns is None:
+        if now_ns is None or (work.is_stored and not work.may_begin(now_ns)):
             return self._begin_slowly(work)
         if work.began_ns:
             resident.hosted.waits.see((now_ns - work.began_ns) / 1e9)
@@ -172,7 +172,7 @@ class HandlerExecutor:
     async def _trusted(self, work: Work) -> None:
         """Wait while the seat is held but nothing may start; a call for a seat that is not held is sent elsewhere."""
         tenure = work.resident.shard.tenure
-        while work.is_open and not tenure.may_start:
+        while work.is_open and not (tenure.may_start and work.may_begin(self._steady_ns())):
             if not tenure.held:
                 self._responder.not_mine(work)
                 return
@@ -181,6 +181,8 @@ class HandlerExecutor:
     def handler(self, work: Work) -> Coroutine[Any, Any, Any]:
         """The coroutine of a call whose entity is active."""
         rpc = work.rpc
+        if work.is_stored and work.is_held():
+            return _nothing()
         try:
             args, kwargs = rpc.arguments.decode(work.payload)
         except MalformedMessage as error:

@@ -106,6 +106,15 @@ class Work(Struct, eq=False):
         """End a stream; refused as in `send`."""
         self.refuse(MalformedMessage(what=self.target, problem="it is a stream, and was called as if it were none"))
 
+    def may_begin(self, now_ns: int) -> bool:
+        """Whether it is known well enough, at a time of the steady clock, whether it is paused."""
+        del now_ns
+        return True
+
+    def is_held(self) -> bool:
+        """Whether it is paused. Then it is not begun here, and has been given up."""
+        return False
+
     def rest(self) -> None:
         """Its body waits for a job from here on: that may need the place which this one takes."""
 

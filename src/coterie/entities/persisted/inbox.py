@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 from coterie.entities.calls.wire import LOOK, described
 from coterie.entities.host.work import LATER, Work
 from coterie.entities.persisted.commit import BARE
+from coterie.entities.persisted.pauses import KnownPauses
 from coterie.entities.persisted.receiver import Handover, HandoverKind
 from coterie.entities.persisted.suspects import Suspects
 from coterie.errors import MailboxFull, MalformedMessage, NewerVersion, PersistenceError, RunnerFull, UnknownEntity
@@ -56,6 +57,12 @@ class StoredCall(Work, eq=False):
 
     def rest(self) -> None:
         self.inbox.suspects.acquit(self)  # it is idle while it waits, maybe for a suspect behind it [C5]
+
+    def may_begin(self, now_ns: int) -> bool:
+        return now_ns < self.inbox.pauses.until_ns
+
+    def is_held(self) -> bool:
+        return self.inbox.holds(self)
 
     def reply(self, body: bytes) -> None:
         self.inbox.completed(self, body)
@@ -161,6 +168,7 @@ class Inbox:
     def __init__(self, host: Host, messages: MessageStore, *, chance: Random, wake: Callable[[], None]) -> None:
         self.shards: dict[str, ShardInbox] = {}
         self.works: dict[str, StoredCall] = {}
+        self.pauses = KnownPauses()
         self.returned = 0
         """The number of messages in memory that had not started when their shard was released."""
         self._host, self._serve = host, host.dispatch.serve
@@ -298,6 +306,8 @@ class Inbox:
         elif not swept and (late_s > _FRESH_S or delivery.id in self._doubted or delivery.id in self._doubted_before):
             shard.blocked.add(address)  # a sweep may have run it since: storage decides
             self._wake()
+        elif (delivery.entity_type, delivery.seat) in self.pauses:
+            shard.blocked.add(address)
         elif late_s < (0.0 if delivery.suspicion else -AHEAD_S) or len(self.works) >= MEMORY_MOST:
             if late_s >= 0:
                 shard.blocked.add(address)
@@ -419,6 +429,13 @@ class Inbox:
             self._set_back(work, described(error), again_s=None)
         else:
             self.dropped(work)
+
+    def holds(self, work: StoredCall) -> bool:
+        """Whether a work that is about to begin stays in storage, since its entity type or group is paused."""
+        if (work.entity_type, work.shard_inbox.tenure.seat) not in self.pauses:
+            return False
+        self._leave_in_storage(work)
+        return True
 
     def failed(self, work: StoredCall, error: BaseException, *, raised: bool) -> None:
         """Handle a failed attempt. Its exception matters for the policy only if the handler has raised it."""

@@ -128,10 +128,13 @@ class Poller:
             if shard.mark is None:
                 shard.begin_round()
         marks: dict[str, Mark | None] = {seat: shard.mark for seat, shard in shards.items()}
+        found_new = False
         for _ in range(_PAGES_MOST):
+            asked_ns = self._host.clock.steady_ns()
             due = await self._messages.due(marks, ahead_s=ahead_s, most=_PAGE)
             inbox.set_clock(due.now.timestamp())
-            await self._merge(due.rows)
+            inbox.pauses.learn(due.paused_types, due.paused_groups, asked_ns=asked_ns)
+            found_new = await self._merge(due.rows) or found_new
             marks = self._follow(shards, marks, due.rows)
             if not marks:
                 return False
@@ -139,7 +142,7 @@ class Poller:
                 break
         for seat, mark in marks.items():
             shards[seat].mark = mark
-        return len(inbox.works) < MEMORY_MOST
+        return found_new and len(inbox.works) < MEMORY_MOST  # what is paused can wait for the next second
 
     async def _suspect(self, shards: dict[str, ShardInbox]) -> None:
         """Mark what may have killed the previous holder, before any message of its shard runs [C5]."""
@@ -158,8 +161,8 @@ class Poller:
         self._next_ahead_s = now_s + _AHEAD_EVERY_S
         return AHEAD_S
 
-    async def _merge(self, rows: Sequence[PendingMessages]) -> None:
-        """Take new messages into memory, in order, while there is room."""
+    async def _merge(self, rows: Sequence[PendingMessages]) -> bool:
+        """Take new messages into memory, in order, while there is room. Returns whether there were any."""
         inbox = self._inbox
         for row in rows:
             inbox.hasten(row)
@@ -170,6 +173,7 @@ class Poller:
             for row in batch:
                 if (delivery := found.get(row.id)) is not None:
                     inbox.accept(delivery)
+        return bool(new)
 
     def _has_room(self, row: PendingMessages) -> bool:
         """Whether a message is worth fetching; if not, later messages of its entity stay in storage too."""
@@ -177,7 +181,7 @@ class Poller:
         address = (row.entity_type, row.entity_id)
         if shard is None or address in shard.blocked:
             return False
-        if self._host.has_room(*address):
+        if (row.entity_type, row.seat) not in self._inbox.pauses and self._host.has_room(*address):
             return True
         shard.blocked.add(address)
         return False

@@ -145,7 +145,7 @@ class QueueRow(QueueDefinition, frozen=True, kw_only=True):
     """A queue as stored. Its limits are those in force; `defined` has those of the program."""
 
     stamp: int
-    """Changes with everything that a claim depends on: definition, limits set at run time, pause."""
+    """Changes with everything that a claim depends on: definition, limits set at run time, pauses."""
     defined: QueueLimits
     is_set: bool
     """Whether its limits were set at run time."""
@@ -154,6 +154,14 @@ class QueueRow(QueueDefinition, frozen=True, kw_only=True):
     """As of `refilled_at`."""
     refilled_at: datetime
     now: datetime
+    paused_tasks: tuple[str, ...] = ()
+    """All tasks that are paused, also those of other queues."""
+    is_group_paused: bool = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether none of its jobs may start: it is paused, or its group is."""
+        return self.is_group_paused or self.paused_at is not None
 
 
 class JobDelivery(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -165,6 +165,9 @@ class Due(msgspec.Struct, frozen=True, gc=False):
 
     now: datetime
     rows: tuple[PendingMessages, ...]
+    paused_types: tuple[str, ...] = ()
+    """Entity types of which nothing is begun, as of this poll; `rows` has their messages as well."""
+    paused_groups: tuple[str, ...] = ()
 
 
 class LateReply(PendingMessages, frozen=True, gc=False):

@@ -54,8 +54,10 @@ class PostgresMessages(PostgresStore, MessageWriter):
         seats = sorted(after)
         marks = [after[seat] or (None, None) for seat in seats]
         rows = await self._read("due", seats, [mark[0] for mark in marks], [mark[1] for mark in marks], ahead_s, most)
-        # There is always one row, which carries the clock.
-        return Due(rows[0][0], tuple(PendingMessages(*row[1:]) for row in rows if row[1] is not None))
+        # There is always one row, which carries the clock and what is paused.
+        now, types, groups = rows[0][:3]
+        found = tuple(PendingMessages(*row[3:]) for row in rows if row[3] is not None)
+        return Due(now, found, tuple(types), tuple(groups))
 
     async def backlog(self, *, most: int, dead_most: int) -> Backlog:
         """Return the longest due message of each seat, and the number of dead messages."""

@@ -20,6 +20,7 @@ from coterie.storage.postgres.kv import PostgresKv
 from coterie.storage.postgres.machine_ids import PostgresMachines
 from coterie.storage.postgres.messages import PostgresMessages
 from coterie.storage.postgres.ownership import SQL, PostgresOwners, to_view
+from coterie.storage.postgres.pauses import PostgresPauses
 from coterie.storage.postgres.payloads import PostgresPayloads
 from coterie.storage.postgres.pool import Pool
 from coterie.storage.postgres.run_messages import PostgresRunMessages
@@ -122,6 +123,7 @@ class PostgresStorage(Storage):
         self.incoming = PostgresIncoming(**parts)
         self.schedules = PostgresSchedules(**parts)
         self.run_messages = PostgresRunMessages(**parts)
+        self.pauses = PostgresPauses(**parts)
         self.payloads = PostgresPayloads(**parts)
         self.user_writes = PostgresUserWrites(cluster=settings.name, pool=self.pool)
         self.undertakings = PostgresTransactions(

@@ -106,7 +106,10 @@ def due(
             PendingMessages(seat, message, to_datetime(at_ns), *entity)
             for message, at_ns, *entity in connection.execute(SQL["due"], names)
         ]
-    return Due(to_datetime(scope.now_ns), tuple(rows))
+    paused: dict[str, list[str]] = {"entity": [], "group": []}
+    for kind, name in connection.execute(SQL["paused"], bindings(scope)):
+        paused[kind].append(name)
+    return Due(to_datetime(scope.now_ns), tuple(rows), tuple(paused["entity"]), tuple(paused["group"]))
 
 
 def backlog(connection: apsw.Connection, scope: Scope, *, most: int, dead_most: int) -> Backlog:

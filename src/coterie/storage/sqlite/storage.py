@@ -34,6 +34,7 @@ from coterie.storage.sqlite.jobs.jobs import SqliteJobs
 from coterie.storage.sqlite.machine_ids import SqliteMachines
 from coterie.storage.sqlite.messages import SqliteMessages
 from coterie.storage.sqlite.ownership import SqliteOwners
+from coterie.storage.sqlite.pauses import SqlitePauses
 from coterie.storage.sqlite.payloads import SqlitePayloads
 from coterie.storage.sqlite.run_messages import SqliteRunMessages
 from coterie.storage.sqlite.schedules import SqliteSchedules
@@ -128,6 +129,7 @@ class SqliteStorage(Storage):
         self.activity = SqliteActivity(self._main, **parts)
         self.incoming = NoIncomingCalls()
         self.schedules = SqliteSchedules(self._main, **parts)
+        self.pauses = SqlitePauses(self._main, **parts)
         self.run_messages = SqliteRunMessages(self._main, **parts)
         self.payloads = SqlitePayloads(self._main, **parts)
         self.user_writes = NoUserWrites(self.address)

@@ -290,6 +290,7 @@ class Dispatcher(LoopOccupant):
         self.lanes.age_s = row.age_s
         self.lanes.limit(row.partition_concurrency, self.now_s())
         self._bucket.limit(row, at_s)
+        self.upkeep.adopted(row)
         self.hurry()
 
     def hurry(self) -> None:
@@ -390,14 +391,22 @@ class Dispatcher(LoopOccupant):
         self._lacks_token = tokens == 0
         most = most if tokens is None else min(most, tokens)
         picks: Sequence[Pick] = ()
-        if row.paused_at is None and most > 0 and self.tenure.may_start:
-            picks = self.lanes.pick(most, self.now_s(), self.slots.place)
+        if not row.is_paused and most > 0 and self.tenure.may_start:
+            picks = self.lanes.pick(most, self.now_s(), self._place)
         self.is_blocked = not picks
         return picks
 
+    def _place(self, head: JobHead) -> str | None:
+        """The runner that takes a job, unless its task is paused: then the job is about to be parked."""
+        assert self.row is not None, "it was read"
+        if head.task not in self.row.paused_tasks:
+            return self.slots.place(head)
+        self.upkeep.park_soon()
+        return None
+
     def _wait_s(self) -> float | None:
         """How long until something may start without news."""
-        if self.row is None or self.row.paused_at is not None or not len(self.lanes):
+        if self.row is None or self.row.is_paused or not len(self.lanes):
             return None
         now_s = _now_s()
         # A token may have come since it was looked for: then there is nothing to wait for, and nothing else says so.

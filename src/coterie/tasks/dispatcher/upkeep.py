@@ -5,7 +5,7 @@
     mature     jobs that are due become ready                                         when due, and each second
     compare    the claimed jobs, with those in memory                                 when jobs wait and too few start
     take back  the jobs of lost runners become ready again                            when one is lost, and each 5 s
-    park       jobs of tasks that no live runner knows are set aside                  until one does
+    park       jobs of tasks that are paused, or that no live runner knows            until that changes
 
 Nothing here is needed while all hints arrive: the second is the net for those that are lost, and for transactions that
 commit late.
@@ -26,7 +26,7 @@ from coterie.work.while_held import AWAY_S
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from coterie.storage.contracts.jobs import JobHead, LostJob, QueueBacklog
+    from coterie.storage.contracts.jobs import JobHead, LostJob, QueueBacklog, QueueRow
     from coterie.tasks.dispatcher.claims import Comparison
     from coterie.tasks.dispatcher.dispatcher import Dispatcher
 
@@ -111,7 +111,9 @@ class Upkeep:
         self._after: str | None = None
         """The last partition of the last page; None: the next page is the first one."""
         self._unknown: dict[str, float] = {}
-        """Since when tasks of jobs that wait are unknown to all runners."""
+        """Since when tasks of jobs that wait are unknown to all runners; those that are paused since always."""
+        self._paused: tuple[str, ...] = ()
+        """The tasks that are paused, as of the row."""
 
     # What is to be done
 
@@ -146,6 +148,18 @@ class Upkeep:
             self._mature_s = at_s
             self.hurry()
 
+    def park_soon(self) -> None:
+        """Jobs of a task that is paused wait."""
+        self._park_s = -math.inf
+        self.hurry()
+
+    def adopted(self, row: QueueRow) -> None:
+        """The row was read: tasks may have been paused or resumed."""
+        if row.paused_tasks != self._paused:
+            self._paused = row.paused_tasks
+            self._unpark_s = -math.inf
+            self.park_soon()
+
     def lost(self, runner: str) -> None:
         """A runner is gone: its jobs are to be taken back."""
         if any(each.runner == runner for each in self._of.claimed):
@@ -170,6 +184,8 @@ class Upkeep:
             self._take_back_s = min(self._take_back_s, now_s + _TAKE_BACK_S)
         if found.parked:
             self._unpark_s = min(self._unpark_s, now_s)
+            if self._paused:  # the hint of a resume may be lost
+                self._row_s = min(self._row_s, now_s)
         if of.is_blocked:
             self._row_s = min(self._row_s, now_s)
             self._compare_s = min(self._compare_s, self._compared_s + _ROUND_S)
@@ -379,14 +395,15 @@ class Upkeep:
             self._ask_s = _now_s() + _REPORT_S
 
     def _look_for_unknown(self) -> None:
-        """Find tasks of jobs that wait, and that no runner knows."""
-        now_s, slots = _now_s(), self._of.slots
-        found = [task for task in self._of.lanes.tasks() if not slots.knows(task)]
+        """Find tasks of jobs that wait, and that no runner knows or that are paused."""
+        now_s, slots, waiting = _now_s(), self._of.slots, self._of.lanes.tasks()
+        found = [task for task in waiting if not slots.knows(task)]
         self._unknown = {task: self._unknown.get(task, now_s) for task in found}
+        self._unknown |= dict.fromkeys(waiting.intersection(self._paused), -math.inf)
         self._park_s = min(self._unknown.values(), default=math.inf) + _UNKNOWN_S
 
     async def _park(self) -> None:
-        """Set jobs aside that no runner can run, so that they stand before no others."""
+        """Set jobs aside that are paused, or that no runner can run, so that they stand before no others."""
         of, now_s = self._of, _now_s()
         self._park_s = math.inf
         self._look_for_unknown()
@@ -394,7 +411,11 @@ class Upkeep:
         if not tasks:
             return
         count = await of.store.park(of.tenure.claim, tasks, most=_PARK_MOST)
-        log.warning("%d jobs of %s are parked: no live runner knows %s", count, of.seat, ", ".join(sorted(tasks)))
+        unknown, paused = set(tasks).difference(self._paused), set(tasks).intersection(self._paused)
+        if unknown:
+            log.warning("jobs of %s are parked: no live runner knows %s", of.seat, ", ".join(sorted(unknown)))
+        if paused and count:
+            log.info("jobs of %s are parked: paused are %s", of.seat, ", ".join(sorted(paused)))
         for job in of.lanes.of_tasks(tasks):
             of.lanes.remove(job, of.now_s())
         self._park_s = -math.inf if count == _PARK_MOST else math.inf
@@ -403,11 +424,12 @@ class Upkeep:
             self._unknown |= dict.fromkeys(tasks, -math.inf)
 
     async def _unpark(self) -> None:
-        """Make jobs ready again that a live runner knows."""
+        """Make jobs ready again that a live runner knows, and that are not paused."""
         of = self._of
         self._unpark_s = math.inf
         await of.ask(since_s=_now_s() - _REPORT_S)
-        known = [task for task in await of.store.parked(of.seat) if of.slots.knows(task)]
+        parked = await of.store.parked(of.seat)
+        known = [task for task in parked if of.slots.knows(task) and task not in self._paused]
         if not known:
             return
         count = await of.store.unpark(of.tenure.claim, known, most=_PARK_MOST)

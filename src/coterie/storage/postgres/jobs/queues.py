@@ -162,4 +162,5 @@ def _queue(rows: Sequence[asyncpg.Record]) -> QueueRow | None:
 def _to_queue(row: asyncpg.Record) -> QueueRow:
     columns = dict(row)
     defined = QueueLimits(**{name: columns.pop(f"defined_{name}") for name in _LIMITS})
-    return QueueRow(**columns, defined=defined)
+    paused = tuple(columns.pop("paused_tasks"))
+    return QueueRow(**columns, defined=defined, paused_tasks=paused)

@@ -98,7 +98,11 @@ j.id, j.seat, j.part, j.task, j.fingerprint, j.payload, j.key, j.claim, j.runner
 -- The columns of a `QueueRow`.
 q.seat, q."group", q.fingerprint, q.age_s, q.takeover_delay_s, q.expected_wait_s, q.stamp, q.concurrency,
     q.partition_concurrency, q.rate, q.burst, q.defined_concurrency, q.defined_partition_concurrency, q.defined_rate,
-    q.defined_burst, q.is_set, q.paused_at, q.tokens, q.refilled_at, clock_timestamp() as now
+    q.defined_burst, q.is_set, q.paused_at, q.tokens, q.refilled_at, clock_timestamp() as now, array(
+        select p.name from coterie.pauses as p where p.cluster = $1 and p.kind = 'task' order by p.name
+    ) as paused_tasks, exists (
+        select from coterie.pauses as p where p.cluster = $1 and p.kind = 'group' and p.name = q."group"
+    ) as is_group_paused
 
 -- name: job_row
 -- The columns of a `JobRow`, with its tags and its progress.

@@ -244,11 +244,14 @@ end as outcome
 from judged as j left join failed on failed.n = j.n;
 
 -- name: due
--- Read the first pending messages of each seat after a mark. Returns the clock even if there are none.
+-- Read the first pending messages of each seat after a mark. Returns the clock, and what is paused, even if there are none.
 with clock as materialized (
-    select clock_timestamp() as now
+    select
+        clock_timestamp() as now,
+        array(select name from coterie.pauses where cluster = $1 and kind = 'entity') as types,
+        array(select name from coterie.pauses where cluster = $1 and kind = 'group') as groups
 )
-select clock.now, found.seat, found.id, found.due_at, found.entity_type, found.entity_id
+select clock.now, clock.types, clock.groups, found.seat, found.id, found.due_at, found.entity_type, found.entity_id
 from clock left join (
     select u.n, m.*
     from unnest($2::text[], $3::timestamptz[], $4::text[]) with ordinality as u (seat, after_at, after_id, n)

@@ -29,18 +29,19 @@ _DEFINED = tuple(field.name for field in msgspec.structs.fields(QueueDefinition)
 def queue(connection: apsw.Connection, scope: Scope, seat: str) -> QueueRow | None:
     """A queue."""
     for row in connection.execute(SQL["queue"], bindings(scope, seat=seat)):
-        return _row(scope, row)
+        return _row(connection, scope, row)
     return None
 
 
 def queues(connection: apsw.Connection, scope: Scope) -> list[QueueRow]:
     """All queues."""
-    return [_row(scope, row) for row in connection.execute(SQL["queues"], bindings(scope))]
+    return [_row(connection, scope, row) for row in connection.execute(SQL["queues"], bindings(scope))]
 
 
-def _row(scope: Scope, row: Sequence[Any]) -> QueueRow:
+def _row(connection: apsw.Connection, scope: Scope, row: Sequence[Any]) -> QueueRow:
     seat, group, fingerprint, age_s, takeover_delay_s, expected_wait_s, *limits = row
     *limits, paused_at_ns, stamp, tokens, refilled_at_ns = limits
+    names = bindings(scope, group=group)
     defined, is_set, chosen = QueueLimits(**_named(limits[:4])), bool(limits[4]), limits[5:]
     return QueueRow(
         seat=seat,
@@ -57,6 +58,8 @@ def _row(scope: Scope, row: Sequence[Any]) -> QueueRow:
         tokens=tokens,
         refilled_at=to_datetime(refilled_at_ns),
         now=to_datetime(scope.now_ns),
+        paused_tasks=tuple(task for (task,) in connection.execute(SQL["paused_tasks"], names)),
+        is_group_paused=bool(connection.execute(SQL["paused_group"], names).fetchall()),
     )
 
 

@@ -67,6 +67,10 @@ select 1 from messages
 where cluster = :cluster and id = :id and attempts >= :attempt
 and (completed_at_ns is null or (status = 2 and epoch = :epoch));
 
+-- name: paused
+-- Entity types and groups that are paused.
+select kind, name from pauses where cluster = :cluster and kind in ('entity', 'group');
+
 -- name: due
 -- The first pending messages of a seat past a mark.
 select id, due_at_ns, entity_type, entity_id from messages

@@ -46,6 +46,14 @@ on conflict (cluster, seat) do update set
     tokens = excluded.tokens,
     refilled_at_ns = excluded.refilled_at_ns;
 
+-- name: paused_tasks
+-- All tasks that are paused.
+select name from pauses where cluster = :cluster and kind = 'task' order by name;
+
+-- name: paused_group
+-- Whether a group is paused.
+select 1 from pauses where cluster = :cluster and kind = 'group' and name = :group;
+
 -- name: spend
 -- The tokens that are left after a claim.
 update queues set tokens = :tokens, refilled_at_ns = :now_ns where cluster = :cluster and seat = :seat;
