@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster, Entity, MessageCancelled, MessageDead, Retry, rpc
-from coterie.entities.persisted import poller
+from coterie.entities.persisted import pauses, poller
 from coterie.kernel.serialization.codec import PLAIN
 from coterie.storage.contracts.messages import Message
 
@@ -67,6 +67,7 @@ class Patient(Entity[Visits]):
 @pytest.fixture(autouse=True)
 def rare_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "_EVERY_S", 3600.0)
+    monkeypatch.setattr(pauses, "_GOOD_FOR_NS", 3600 * 10**9)
     monkeypatch.setattr(f"{__name__}.world", HandlerControls())
 
 

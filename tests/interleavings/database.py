@@ -28,6 +28,7 @@ SQL: Mapping[str, str] = {
     **statements.load(PACKAGE, "messages.sql"),
     **statements.load(PACKAGE, "jobs.sql"),
     **statements.load(PACKAGE, "queues.sql"),
+    **statements.load(PACKAGE, "pauses.sql"),
     **statements.load(PACKAGE, "ticks.sql"),
     **statements.load(PACKAGE, "units.sql"),
     **statements.load(PACKAGE, "lives.sql"),
@@ -74,6 +75,7 @@ _TABLES = {
     "job_tags": "select * from coterie.job_tags order by job",
     "job_progress": "select * from coterie.job_progress order by job",
     "queues": "select * from coterie.queues order by seat",
+    "pauses": "select kind, name from coterie.pauses order by kind, name",
     "definitions": "select name, fingerprint, effective_from from coterie.seats order by name",
     "crons": "select * from coterie.crons order by name",
     "cron_pauses": "select * from coterie.cron_pauses order by name, until_at",
@@ -98,7 +100,7 @@ _TABLES = {
 }
 
 _EMPTIED = (
-    *("messages", "jobs", "job_tags", "job_progress", "queues"),
+    *("messages", "jobs", "job_tags", "job_progress", "queues", "pauses"),
     *("seats", "states", "state_history", "executions", "kv", "leases", "runners"),
     *("generations", "fingerprints", "agreements", "crons", "cron_pauses", "ticks"),
     *("units", "steps", "deferreds", "machines", "secrets", "incoming", "schedules"),

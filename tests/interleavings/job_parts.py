@@ -91,6 +91,9 @@ def people_parts(s: Steps) -> Parts:
         "purge jobs": _one(s, "purge_jobs", "", 10, 60.0, 60.0),
         "set limits": _one(s, "set_limits", "s1", True, 1, None, None, None),
         "pause queue": _one(s, "pause_queue", "s1", True),
+        "pause task": _one(s, "store_pause", "task", "t"),
+        "resume task": _one(s, "remove_pause", "task", "t"),
+        "renew stamps": _one(s, "renew_stamps"),
     }
 
 

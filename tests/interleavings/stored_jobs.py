@@ -32,6 +32,7 @@ OFTEN = {
     "job: claim x release, grant and look, seat",
     "job: claim for c x evict the runner, target",
     "job: claim x pause and look",
+    "job: claim x pause a task and look",
     "job: claim x define, definition",
     "job: end x cancel",
     "job: end and send x cancel",
@@ -98,6 +99,8 @@ def _claims(s: Steps) -> list[Pair]:
     evicted = Script("evict and claim", (*s.evicting("a"), *_taking(s), claim(s, "j2", me="b")))
     evicts_target = Script("evict the runner", s.evicting("c"))
     pause = Script("pause and look", (*atomic(s.step("pause_queue", "s1", True, step="pause")), LOOK))
+    stored, renewed = s.step("store_pause", "task", "t", step="store"), s.step("renew_stamps", step="pause")
+    task = Script("pause a task and look", (*atomic(stored), *atomic(renewed), LOOK))
     granted = Script("release, grant and look", (s.release("a", "s1"), *_taking(s), LOOK))
     fewer = Script("allow fewer", atomic(s.step("set_limits", "s1", True, 1, None, None, None, step="limits")))
     defined = Script("define", atomic(define(s)))
@@ -120,6 +123,7 @@ def _claims(s: Steps) -> list[Pair]:
         _pair(rows(*ready), one, one, "same job"),
         _pair(dying, for_c, evicts_target, "target"),
         _pair(rows(*ready), one, pause),
+        _pair(rows(*ready), one, task),
         _pair(rows(*ready, limits={"concurrency": 2}), both, fewer, "limits"),
         _pair(rows(*ready, limits={"rate": 1e-9, "burst": 1}), one, defined, "definition"),
         _pair(rows(*ready), one, cancel, "cancelled"),

@@ -22,6 +22,7 @@ LOADED = {
     "messages",
     "jobs",
     "queues",
+    "pauses",
     "ticks",
     "units",
     "lives",

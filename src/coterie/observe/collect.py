@@ -183,6 +183,7 @@ class Collector:
                 backlog = group.create_task(storage.messages.backlog(most=_OVERDUE_MOST, dead_most=_DEAD_MOST))
                 incoming = group.create_task(storage.incoming.backlog(most=_INCOMING_MOST))
                 lines = group.create_task(queues.read(storage.jobs))
+                pauses = group.create_task(storage.pauses.list())
                 unpruned = group.create_task(self._unpruned())
                 singletons = group.create_task(self._singletons(wanted="singleton" in kinds))
                 crons = group.create_task(self._crons(wanted="cron" in kinds))
@@ -195,7 +196,8 @@ class Collector:
             runners=runners.result(),
             singletons=singletons.result(),
             crons=crons.result(),
-            overdue=_overdue(found),
+            overdue=_overdue(found, pauses.result()),
+            pauses=tuple(pauses.result()),
             incoming=tuple(map(_incoming, incoming.result())),
             queues=lines.result(),
             unpruned=unpruned.result(),
@@ -270,7 +272,9 @@ class Free:
         return {name: for_s if held or for_s > self._takeover_s else None for name, (for_s, held) in known.items()}
 
 
-def _overdue(backlog: Backlog) -> tuple[Overdue, ...]:
+def _overdue(backlog: Backlog, pauses: Sequence[Pause]) -> tuple[Overdue, ...]:
+    """The messages that wait longest, without those that wait since something is paused."""
+    paused = {(each.kind, each.name) for each in pauses}
     return tuple(
         Overdue(
             id=each.id,
@@ -279,6 +283,7 @@ def _overdue(backlog: Backlog) -> tuple[Overdue, ...]:
             late_s=max((backlog.now - each.due_at).total_seconds(), 0.0),
         )
         for each in backlog.late
+        if ("entity", each.entity_type) not in paused and ("group", group_of(each.seat)) not in paused
     )
 
 

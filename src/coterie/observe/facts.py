@@ -150,12 +150,16 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
     later: int = 0
     """Jobs that wait for their time, or for another attempt."""
     parked: int = 0
-    """Jobs of tasks that no living runner of the group has."""
+    """Jobs of tasks that are paused, or that no living runner of the group has."""
     claimed: int = 0
     dead: int = 0
     oldest_s: float | None = None
     """How long the oldest ready job has been due; None: there is none."""
     parked_tasks: tuple[str, ...] = ()
+    """Those that no runner has, of the tasks whose jobs are parked."""
+    paused_tasks: tuple[str, ...] = ()
+    """Those that are paused, likewise."""
+    is_group_paused: bool = False
     limits: QueueLimits = QueueLimits()
     """Those in force."""
     is_set: bool = False

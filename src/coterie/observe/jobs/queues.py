@@ -53,6 +53,7 @@ async def read(jobs: JobStore) -> tuple[QueueFacts, ...]:
 def _facts(name: str, parts: list[tuple[QueueRow, QueueBacklog]], parked: dict[str, Sequence[str]]) -> QueueFacts:
     rows, backlogs = [row for row, _ in parts], [backlog for _, backlog in parts]
     first = rows[0]
+    waiting = {task for row in rows for task in parked.get(row.seat, ())}
     pauses = [row.paused_at for row in rows if row.paused_at is not None]
     return QueueFacts(
         name=name,
@@ -64,7 +65,9 @@ def _facts(name: str, parts: list[tuple[QueueRow, QueueBacklog]], parked: dict[s
         claimed=sum(each.claimed for each in backlogs),
         dead=sum(each.dead for each in backlogs),
         oldest_s=max((each.oldest_s for each in backlogs if each.oldest_s is not None), default=None),
-        parked_tasks=tuple(sorted({task for row in rows for task in parked.get(row.seat, ())})),
+        parked_tasks=tuple(sorted(waiting.difference(first.paused_tasks))),
+        paused_tasks=tuple(sorted(waiting.intersection(first.paused_tasks))),
+        is_group_paused=first.is_group_paused,
         limits=QueueLimits(
             concurrency=first.concurrency,
             partition_concurrency=first.partition_concurrency,
@@ -109,7 +112,7 @@ def troubles(queue: QueueFacts, *, free: int) -> Iterator[tuple[str, str]]:
         queue: The queue.
         free: How many of its seats have had no holder for too long.
     """
-    if queue.paused_at is not None:
+    if queue.paused_at is not None or queue.is_group_paused:
         return
     if queue.ready and free:
         what = "no runner claims its jobs" if free == len(queue.seats) else f"{free} of {len(queue.seats)} seats free"
@@ -118,7 +121,7 @@ def troubles(queue: QueueFacts, *, free: int) -> Iterator[tuple[str, str]]:
     elif queue.expected_wait_s is not None and queue.oldest_s is not None and queue.oldest_s > queue.expected_wait_s:
         problem = f"its oldest job waits for {queue.oldest_s:.0f}s (expected within {queue.expected_wait_s:g}s)"
         yield f"{problem}; {_jobs(queue.ready)} waiting, {_running(queue)}", _slow_hint(queue)
-    if queue.parked:
+    if queue.parked and (queue.parked_tasks or not queue.paused_tasks):
         tasks = ", ".join(queue.parked_tasks[:_NAMED])
         more = len(queue.parked_tasks) - _NAMED
         tasks += f" and {more} more" if more > 0 else ""

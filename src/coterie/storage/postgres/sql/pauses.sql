@@ -25,4 +25,5 @@ with chosen as materialized (
 update coterie.queues as q
 set stamp = q.stamp + 1
 from chosen as c
-where q.cluster = $1 and q.seat = c.seat;
+where q.cluster = $1 and q.seat = c.seat
+returning q.seat;
