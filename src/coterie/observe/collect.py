@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from coterie.entities.persisted.pauses import group_of
 from coterie.errors import CoterieError
 from coterie.kernel.ids import Seat
 from coterie.kernel.service import Tasks
@@ -18,7 +19,7 @@ from coterie.ownership.directory import peer_of
 from coterie.transport.interface import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from coterie.client import Client
     from coterie.cron.api import CronInfo
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from coterie.singletons.api import SingletonInfo
     from coterie.storage.contracts.incoming_calls import WaitingIncoming
     from coterie.storage.contracts.messages import Backlog
+    from coterie.storage.contracts.pauses import Pause
     from coterie.storage.interface import ClusterSnapshot, RunnerRow
     from coterie.transport.interface import Request, Transport
 

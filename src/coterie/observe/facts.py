@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from coterie.entities.host.host import Host
     from coterie.ownership.membership import Membership
     from coterie.singletons.api import SingletonInfo
+    from coterie.storage.contracts.pauses import Pause
     from coterie.storage.interface import ClusterSnapshot
     from coterie.work.threads import ThreadUse
 
@@ -185,6 +186,8 @@ class ClusterFacts:
     """What SQL has sent and no runner has moved yet, the longest waiting first; not all, if there are many types."""
     queues: tuple[QueueFacts, ...] = ()
     """The queues of jobs, by name."""
+    pauses: tuple[Pause, ...] = ()
+    """Tasks, entity types and groups that are paused; queues, crons and schedules have that themselves."""
     unpruned: Mapping[str, float] = field(default_factory=dict)
     """By table, for how many seconds its oldest row is overdue for pruning; tables without such rows are left out."""
     dead: int = 0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from coterie.client import Client
     from coterie.storage.contracts.jobs import QueueRow
+    from coterie.storage.contracts.pauses import Pause
     from coterie.transport.interface import Request, Transport
 
 AWAY = PersistenceError(doing="look", problem="the database is away", outcome="unreachable")
@@ -71,11 +72,13 @@ class ObservedProcess:
         messages = SimpleNamespace(backlog=self._backlog)
         incoming = SimpleNamespace(backlog=self._incoming)
         jobs = SimpleNamespace(queues=self._queues)
+        pauses = SimpleNamespace(list=self._pauses)
         self.storage = SimpleNamespace(
-            view=self._view, messages=messages, incoming=incoming, jobs=jobs, overdue=self._overdue
+            view=self._view, messages=messages, incoming=incoming, jobs=jobs, pauses=pauses, overdue=self._overdue
         )
         self.transport = wires or Wires(web_1=lambda: encoded(local()))
         self.clock = ManualClock()
+        self.paused: list[Pause] = []
         self.collector = Collector(cast("Client", self), self.clock)
 
     def facts(self) -> LocalFacts | None:
@@ -84,6 +87,9 @@ class ObservedProcess:
     async def _overdue(self, *, retention_s: float, key_retention_s: float) -> dict[str, float]:
         assert retention_s == key_retention_s == 86400
         return {"units": 7.0}
+
+    async def _pauses(self) -> list[Pause]:
+        return self.paused
 
     async def _view(self) -> ClusterSnapshot:
         self.reads += 1
