@@ -103,6 +103,21 @@ async def checkout(workflow: Workflow, order: str) -> str:
     return f"{order}: {approval.by}"
 
 
+@cluster.workflow(on_failure="hold")
+async def delivery(workflow: Workflow, order: str) -> str:
+    await workflow.publish("status", "packed")
+    await workflow.start(checkout, order, id=f"of-{order}", on_parent_end="leave")
+    by = await workflow.receive("dispatch", str)
+    return await workflow.step("book", book, by)
+
+
+async def book(by: str) -> str:
+    booked = await cluster.kv.modify(f"booked/{by}", lambda times: (times or 0) + 1)
+    if booked == 1:
+        raise ConnectionRefusedError("carrier.example")
+    return f"{booked} by {by}"
+
+
 emails = cluster.queue("emails", concurrency=3, rate="50/s", partition="tenant")
 
 
@@ -142,6 +157,7 @@ async def fill() -> None:
             await cluster.schedules.put(name, "* * * * *", cluster.ref(Account, name).note(MARKUP))
         for number in range(6):
             await cluster.start_workflow(checkout, f"{MARKUP} {number}", id=f"order-{number}")
+        await cluster.start_workflow(delivery, "parcel", id="parcel")
 
 
 if __name__ == "__main__":

@@ -131,6 +131,37 @@ def test_a_run_is_resumed_and_interrupted_by_keyboard(window: Window) -> None:
     assert "is asked to end" in window.recorded("interrupt", "checkout/order-3")
 
 
+def test_a_run_is_sent_a_message_retried_and_forked(window: Window) -> None:
+    """W6, W9."""
+    main = window.open("workflows?name=delivery&id=parcel")
+    window.wait_for("packed", ".detail table[aria-label=published]")
+    assert main.get_by_role("link", name="checkout/of-parcel").count() == 1
+    main.get_by_text("Send a message").first.click()
+    main.get_by_label("name", exact=True).fill("dispatch")
+    main.get_by_label("message", exact=True).fill('"ada"')
+    window.use(main.get_by_role("button", name="Send …"), by_keyboard=True)
+    assert "will be sent the message dispatch" in window.confirm(by_keyboard=True)
+    window.wait_for("failed", ".detail .terms")
+    assert "message dispatch is sent" in window.recorded("send-to-workflow", "delivery/parcel")
+
+    main = window.open("workflows?name=delivery&id=parcel")
+    window.use(main.get_by_role("button", name="Retry …"), by_keyboard=True)
+    assert "will go on from the step that failed" in window.confirm(by_keyboard=True)
+    window.wait_for("2 by ada", ".detail [aria-label=result]")
+    assert "goes on from the step that failed" in window.recorded("retry-workflow", "delivery/parcel")
+
+    main = window.open("workflows?name=delivery&id=parcel")
+    assert main.locator(".detail .lane-row").count() > 4  # steps stay on their line of time after the end
+    main.get_by_text("Fork this run").first.click()
+    main.get_by_label("before", exact=True).select_option("book")
+    main.get_by_label("id", exact=True).fill("parcel-2")
+    window.use(main.get_by_role("button", name="Fork …"), by_keyboard=False)
+    assert "delivery/parcel-2 will be started with 3 steps of delivery/parcel, before book" in window.confirm()
+    window.open("workflows?name=delivery&id=parcel-2")
+    window.wait_for("3 by ada", ".detail [aria-label=result]")
+    assert "goes on before book" in window.recorded("fork-workflow", "delivery/parcel")
+
+
 def test_a_runner_is_drained_by_keyboard(window: Window, page_cluster: PageCluster) -> None:
     """A runner of its own: it takes nothing again."""
     page_cluster.start("web-9")

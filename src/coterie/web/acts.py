@@ -27,7 +27,7 @@ from coterie.observe import message_filter
 from coterie.singletons.api import Singletons
 from coterie.storage.contracts.activity import Act
 from coterie.storage.contracts.messages import MessageFilter
-from coterie.web import job_acts
+from coterie.web import job_acts, run_acts
 from coterie.web.access import access_of, is_same_origin, require_read
 from coterie.web.act_plan import ActBody, Done, Plan, counted
 from coterie.web.details import address_of, filter_of, limit_of
@@ -131,6 +131,7 @@ class Acts:
             "resume-workflow": (WorkflowBody, resume_workflow),
             "resolve": (ResolveBody, resolve),
             "reset": (EntityBody, reset),
+            **run_acts.plans(),
             **job_acts.plans(web_view),
         }
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from coterie.durable.token import MalformedToken
 from coterie.errors import (
     AlreadyResolved,
+    AlreadyUndone,
     ConfigurationError,
     CoterieError,
     DeferredMismatch,
@@ -21,6 +22,7 @@ from coterie.errors import (
     MessageExpired,
     UnknownEntity,
     WorkflowEnded,
+    WorkflowNotFailed,
     WorkflowNotFound,
 )
 
@@ -78,6 +80,8 @@ _STATUSES: Mapping[type[CoterieError], int] = {
     AlreadyResolved: 409,
     KeyConflict: 409,
     WorkflowEnded: 409,
+    WorkflowNotFailed: 409,
+    AlreadyUndone: 409,
 }
 
 

@@ -56,6 +56,22 @@ async def checkout(workflow: Workflow, order: str) -> str:
     return f"{paid} {approval.approved}"
 
 
+CARRIERS: set[str] = set()
+"""Orders that a carrier takes."""
+
+
+async def delivery(workflow: Workflow, order: str) -> str:
+    await workflow.publish("status", "packed")
+    by = await workflow.receive("dispatch", str)
+    return await workflow.step("book", _book, order) + by
+
+
+async def _book(order: str) -> str:
+    if order not in CARRIERS:
+        raise ConnectionRefusedError("carrier.example")
+    return "by train, "
+
+
 async def _paid(order: str) -> str:
     return f"{order} is paid"
 
@@ -65,6 +81,7 @@ def program(url: str, **settings: Any) -> Cluster:
     made = Cluster(url, runner_name="anna", shards=3, http_listen=None, **{**steady, **settings})
     made.entity(retry=Retry(attempts=1))(Account)
     made.workflow(checkout)
+    made.workflow(on_failure="hold")(delivery)
 
     @made.singleton("importer", state=Progress, every="1h")
     async def importer(leader: Leader[Progress]) -> None:

@@ -18,11 +18,12 @@ from coterie.web.application import build
 from coterie.web.openapi import document
 from coterie.web.server import HttpServer
 from tests.unit.web.fake_cluster import FakeWebView
-from tests.unit.web.page_program import SECRET, Account, browser, checkout, dead, running, until
+from tests.unit.web.page_program import CARRIERS, SECRET, Account, browser, checkout, dead, delivery, running, until
 from tests.unit.web.test_application import METHODS, TOKEN, ask
 from tests.unit.web.test_server import connect, settings
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from coterie import Cluster
@@ -169,6 +170,48 @@ async def test_workflows_are_resolved_resumed_and_interrupted(tmp_path: Path) ->
 
         await until(is_over)
         assert (await post(http, "interrupt", {"workflow": "checkout", "id": "o-8"})).status_code == 409
+        assert SECRET not in json.dumps(await recorded(http)), "values are not recorded"
+
+
+async def test_runs_are_sent_messages_retried_and_forked(tmp_path: Path) -> None:
+    async with running(tmp_path) as cluster, browser(cluster) as http:
+        run = {"workflow": "delivery", "id": "p"}
+        handle = await cluster.start_workflow(delivery, "p", id="p")
+
+        def stands(id_: str, status: str) -> Callable[[], Awaitable[Any]]:
+            async def found() -> bool:
+                return await cluster.workflow_handle(delivery, id_).status() == status
+
+            return found
+
+        assert (await post(http, "send-to-workflow", {**run, "name": "", "value": 1})).status_code == 400
+        message = {**run, "name": "dispatch", "value": SECRET}
+        before, after = await done(http, "send-to-workflow", message)
+        assert (before["will"], after["done"]) == (
+            "delivery/p will be sent the message dispatch",
+            "message dispatch is sent to delivery/p",
+        )
+        await until(stands("p", "failed"))
+        told = (await http.get("/api/workflow", params={"name": "delivery", "id": "p"})).json()
+        assert [(each["name"], each["value"]) for each in told["published"]] == [("status", "packed")]
+        assert (await post(http, "send-to-workflow", message)).status_code == 409
+
+        CARRIERS.add("p")
+        before, _ = await done(http, "retry-workflow", run)
+        assert before["will"] == "delivery/p will go on from the step that failed"
+        assert await handle.result() == f"by train, {SECRET}"
+        assert (await post(http, "retry-workflow", run)).status_code == 409
+        before, _ = await done(http, "fork-workflow", {**run, "before": "book", "new_id": "q"})
+        assert before["will"] == "delivery/q will be started with 2 steps of delivery/p, before book"
+        await until(stands("q", "done"))
+        assert (await post(http, "fork-workflow", {**run, "before": "book", "new_id": "q"})).status_code == 409
+        assert (await post(http, "fork-workflow", {**run, "before": "pay", "new_id": "r"})).status_code == 400
+        for act in ("retry-workflow", "send-to-workflow", "fork-workflow"):
+            more: dict[str, dict[str, Any]] = {
+                "send-to-workflow": {"name": "a", "value": 1},
+                "fork-workflow": {"before": "a", "new_id": "b"},
+            }
+            assert (await post(http, act, {**run, "id": "nobody", **more.get(act, {})})).status_code == 404
         assert SECRET not in json.dumps(await recorded(http)), "values are not recorded"
 
 

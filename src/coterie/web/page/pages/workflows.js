@@ -76,8 +76,13 @@ function shown(params, line, data) {
       ["started", time(line.started_at)],
       ["ended", line.ended_at && [time(line.ended_at), `, took ${duration((Date.parse(line.ended_at) - Date.parse(line.started_at)) / 1000)}`]],
       ["wakes", line.wake_at && !line.ended_at && time(line.wake_at)],
+      ["retried", data.retries > 0 && counted(data.retries, "time")],
       ["error", (data.error ?? line.error) && words(data.error ?? line.error)],
     ]),
+    (data.children ?? []).length > 0 && [h("h3", null, "Children"), h("p", { class: "children" }, data.children.map((child, index) => h("span", { key: `${index}` }, index > 0 && ", ", h("a", { href: link("workflows", { ...params, name: child.name, id: child.id }) }, name(child.name, 40), "/", name(child.id, 40)), ` ${child.status ?? "deleted"}`)))],
+    (data.published ?? []).length > 0 && [h("h3", null, "Published"), publishedTable(data.published)],
+    (data.messages ?? []).length > 0 && [h("h3", null, "Messages that wait"), terms(data.messages.map((each) => [each.name, [count(each.count), " since ", time(each.since_at)]]))],
+    line.status === "failed" && acts(actButton("Retry …", "Retry " + title.slice(0, 60), "retry-workflow", { workflow: params.name, id: params.id }, { primary: true })),
     open && acts(
       actButton("Interrupt …", "Interrupt " + title.slice(0, 60), "interrupt", { workflow: params.name, id: params.id }, { danger: true }),
       actButton("Resume …", "Resume " + title.slice(0, 60), "resume-workflow", { workflow: params.name, id: params.id }),
@@ -86,8 +91,60 @@ function shown(params, line, data) {
     h("h3", null, "Steps"),
     data.steps?.length || !line.ended_at ? steps(data.steps ?? []) : h("p", { class: "dim" }, "This run has made no steps."),
     data.input !== undefined && data.input !== null && [h("h3", null, "Input"), block(json(data.input), "input")],
+    (line.kind ?? "workflow") === "workflow" && mayAct() && [open && sendForm(params), forkForm(params, data.steps ?? [])],
     data.result !== undefined && data.result !== null && [h("h3", null, "Result"), block(json(data.result), "result")],
   ];
+}
+
+function publishedTable(all) {
+  return table({
+    label: "published",
+    rows: all,
+    key: (row) => row.name,
+    columns: [
+      { title: "Name", cell: (row) => name(row.name, 80) },
+      { title: "Number", class: "number", cell: (row) => count(row.number) },
+      { title: "Published", cell: (row) => time(row.at) },
+      { title: "Value", class: "grow", cell: (row) => (row.value === undefined ? "" : words(JSON.stringify(row.value).slice(0, 200))) },
+    ],
+  });
+}
+
+// ── acts with a form ────────────────────────────────────────────────────────────────────────────────────────────────
+
+let wrong = { form: null, text: "" };
+
+/** A form for a schema, whose button asks for an act with what it holds. */
+function formOf(params, label, schema, button, act, bodyOf) {
+  const path = act;
+  const read = () => {
+    try {
+      const body = { workflow: params.name, id: params.id, ...bodyOf(valueOf(schema, { path })) };
+      wrong = { form: null, text: "" };
+      return body;
+    } catch (error) {
+      wrong = { form: act, text: error.message };
+      app.invalidate();
+      return null;
+    }
+  };
+  return h("details", { key: act }, h("summary", null, label), h("form", { onsubmit: (event) => event.preventDefault() },
+    fields(schema, { path, label }),
+    wrong.form === act && h("p", { class: "failed", role: "alert" }, state("bad", wrong.text)),
+    actButton(button, label, act, read)));
+}
+
+const MESSAGE = { type: "object", properties: { name: { type: "string", minLength: 1 }, message: {} }, required: ["name", "message"] };
+
+function sendForm(params) {
+  return formOf(params, "Send a message", MESSAGE, "Send …", "send-to-workflow", (given) => ({ name: given.name, value: given.message }));
+}
+
+function forkForm(params, all) {
+  const names = [...new Set(all.filter((step) => step.branch === "" && step.kind !== "compensation").map((step) => step.name))];
+  if (!names.length) return null;
+  const schema = { type: "object", properties: { before: { enum: names }, id: { type: "string", minLength: 1, description: "the id of the new run" } }, required: ["before", "id"] };
+  return formOf(params, "Fork this run", schema, "Fork …", "fork-workflow", (given) => ({ before: given.before, new_id: given.id }));
 }
 
 function steps(all) {
