@@ -38,7 +38,7 @@ NAMES = (  # noqa: SIM905 as the public face writes them
     "staleness call_timeout shards listen advertise secret tls_cert tls_key tls_ca http_listen pool_size retention "
     "key_retention resident_entities threads jobs processes max_idle retry loss_limit frame_limit transaction_limit "
     "sqlite_kill_frozen http_token web http_calls http_calls_token redact payload_keys payload_current payload_plain "
-    "migrate audit log_format"
+    "payload_compress migrate audit log_format"
 ).split()
 LONG = "correct-horse-battery"
 
@@ -213,17 +213,17 @@ def test_a_bad_variable_is_named_as_the_variable() -> None:
 def test_an_unknown_argument_is_refused_with_the_nearest_name() -> None:
     error = refusal(heartbeet=3)
     assert error.message == 'unknown setting "heartbeet" in Cluster(…)'
-    assert error.hint == 'did you mean "heartbeat"? coterie config lists all 45'
+    assert error.hint == 'did you mean "heartbeat"? coterie config lists all 46'
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name() -> None:
     error = refusal({"COTERIE_HEARTBEET": "3s"})
     assert error.message == 'unknown setting "COTERIE_HEARTBEET" in the environment'
-    assert error.hint == 'did you mean "COTERIE_HEARTBEAT"? coterie config lists all 45'
+    assert error.hint == 'did you mean "COTERIE_HEARTBEAT"? coterie config lists all 46'
 
 
 def test_nothing_is_suggested_for_a_name_like_no_other() -> None:
-    assert refusal(xyzzy=3).hint == "coterie config lists all 45"
+    assert refusal(xyzzy=3).hint == "coterie config lists all 46"
 
 
 def test_variables_of_our_tests_are_no_settings() -> None:

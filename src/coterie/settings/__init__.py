@@ -339,6 +339,12 @@ class Settings:
         "whether what is stored without encryption is read, although there are payload_keys",
         why="whoever can write to the database could put a plain value in the place of an encrypted one",
     )
+    payload_compress: bool = setting(
+        parsers.flag(),
+        False,
+        "whether what users' code gives is compressed before it is encrypted, from 256 bytes on",
+        why="the length of what is compressed tells something of its content; with payload_keys only",
+    )
     migrate: bool = setting(
         parsers.flag(),
         True,
@@ -458,6 +464,7 @@ class SettingsOverrides(TypedDict, total=False):
     payload_keys: Mapping[str, str | bytes | Secret] | str | Callable[[], str]
     payload_current: str | None
     payload_plain: bool
+    payload_compress: bool
     migrate: bool
     audit: bool
     log_format: LogFormat
@@ -543,6 +550,11 @@ def _refuse_half_encrypted(settings: Settings) -> None:
         raise ConfigurationError(
             problem="payload_keys are set without payload_current: nothing would be encrypted",
             hint=f"set payload_current to {ids[-1]!r}; or payload_plain, if this is the step before that",
+        )
+    if settings.payload_compress and not ids:
+        raise ConfigurationError(
+            problem="payload_compress is on without payload_keys: only what is encrypted is compressed",
+            hint="set payload_keys and payload_current, or switch payload_compress off",
         )
 
 

@@ -32,6 +32,8 @@ class Encrypted:
         current: The id of the key that new values are encrypted with. None: new values are not encrypted yet, the first
             step of switching it on without a stop.
         plain: Whether values that are not encrypted are read: while what was stored before is not encrypted yet.
+        compress: Whether values of 256 bytes and more are compressed before they are encrypted. Then their lengths tell
+            something of what is in them.
 
     Example:
         ```python
@@ -42,11 +44,17 @@ class Encrypted:
     keys: Mapping[str, str | bytes | Secret] | Callable[[], str]
     current: str | None
     plain: bool = False
+    compress: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
         """The same as settings."""
-        return {"payload_keys": self.keys, "payload_current": self.current, "payload_plain": self.plain}
+        return {
+            "payload_keys": self.keys,
+            "payload_current": self.current,
+            "payload_plain": self.plain,
+            "payload_compress": self.compress,
+        }
 
     def __repr__(self) -> str:
         return f"Encrypted(current={self.current!r})"

@@ -28,10 +28,12 @@ KEYS = {"k1": bytes(range(32)), "k2": bytes(range(100, 132))}
 FAST: dict[str, Any] = {"shards": 4, "http_listen": "off", "lease_renew": "200ms"}
 
 
-def encrypted(current: str | None, *ids: str, plain: bool = False) -> Encrypted:
+def encrypted(current: str | None, *ids: str, plain: bool = False, compress: bool = False) -> Encrypted:
     """The keys of these ids, the current one included."""
     wanted = {*ids, *([current] if current else [])}
-    return Encrypted(keys={name: KEYS[name] for name in sorted(wanted)}, current=current, plain=plain)
+    return Encrypted(
+        keys={name: KEYS[name] for name in sorted(wanted)}, current=current, plain=plain, compress=compress
+    )
 
 
 @dataclass

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from coterie.storage.contracts.payloads import TABLES
 from coterie.storage.encryption.rotation import Rotation, RotationProgress, key_uses
 from tests.scenario.encryption.payload_program import MARK, PayloadProgram, encrypted
 
@@ -66,6 +67,38 @@ async def test_it_is_switched_off_again(url: str) -> None:
     plain = PayloadProgram(url, None)
     async with plain.cluster.connect():
         assert await plain.cluster.kv.get("greeting") == MARK
+
+
+async def test_what_is_compressed_is_shorter_and_read_and_rotated_by_processes_that_do_not_compress(url: str) -> None:
+    text = f"{MARK} " * 400
+    before = PayloadProgram(url, encrypted("k1", compress=True))
+    async with before.cluster:
+        await before.cluster.ready()
+        await before.use_everything()
+        await before.cluster.kv.set("long", text)
+        assert await before.cluster.ref(before.account, "long").put("o1", text) == text + "o1"
+        (stored,) = await _values(before, "kv", "long")
+        assert len(stored) < len(text) // 4
+    between = PayloadProgram(url, encrypted("k2", "k1"))
+    async with between.cluster:
+        await between.cluster.ready()
+        assert await between.cluster.kv.get("long") == text
+        done = await _rotate(between)
+        assert (done.left, done.unreadable) == (0, Counter())
+        assert await _keys(between) == {"k2"}
+        (stored,) = await _values(between, "kv", "long")
+        assert len(stored) > len(text)
+        await between.read_everything()
+        assert await between.cluster.kv.get("long") == text
+        assert await between.cluster.ref(between.account, "long").put("o1", text) == text + "o1"
+
+
+async def _values(program: PayloadProgram, table: str, key: str) -> list[bytes]:
+    """The values of a row as they are stored."""
+    found = next(each for each in TABLES if each.name == table)
+    payloads = program.cluster._acting().storage.payloads
+    rows = await payloads.page(found, after=None, most=1000, head=b"?", text_head="?", cut=2**31 - 1)
+    return [value for row in rows if row.key == (key,) for value in row.values]
 
 
 async def _call(program: PayloadProgram, caller: int, rotated: asyncio.Event) -> bool:

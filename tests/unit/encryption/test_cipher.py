@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from coterie.errors import UnreadablePayload
 from coterie.kernel.random import Random
 from coterie.storage.encryption import places
-from coterie.storage.encryption.cipher import Keyring, head_of, key_of, text_head_of
+from coterie.storage.encryption.cipher import COMPRESSED_MAGIC, MAGIC, Keyring, head_of, key_of, text_head_of
 
 if TYPE_CHECKING:
     from coterie.storage.encryption.cipher import Place
@@ -144,6 +145,62 @@ def test_a_text_that_cannot_be_read_says_so_to_people(text: str) -> None:
     with pytest.raises(UnreadablePayload):
         ring().open_text(text, PLACE)
     assert ring().shown_text(text, PLACE).startswith("(it ")
+
+
+LONG = b"the same words, again and again; " * 40
+COMPRESSED_GOLDEN = (
+    "wWNwAgJrMc1hPjDY8WrfkbdYSiJlsfXZINoHT9sIyYFYqEU1qUL34JDCq6ejQKo6eo9QzFpXDB/AYxW0"
+    "rucpZdw34RXYK/KDV6gIUg5lUDkT1rbXXqrdJvZVIjh9riWCqpoN3WNQX+k="
+)
+
+
+def test_the_compressed_format_stays_what_it_is_and_every_process_reads_it() -> None:
+    assert ring(seed=2).open(base64.b64decode(COMPRESSED_GOLDEN), PLACE) == LONG
+
+
+@given(data=st.binary() | st.binary(max_size=64).map(lambda piece: piece * 40))
+def test_what_is_compressed_is_decrypted_by_a_process_that_does_not_compress(data: bytes) -> None:
+    sealed = ring(compresses=True).seal(data, PLACE)
+    assert ring(seed=2).open(sealed, PLACE) == data
+    assert len(sealed) <= len(ring().seal(data, PLACE))
+
+
+def test_a_long_value_is_compressed_only_if_that_is_asked_for() -> None:
+    compressed = ring(compresses=True).seal(LONG, PLACE)
+    assert compressed.startswith(COMPRESSED_MAGIC)
+    assert len(compressed) < len(LONG) // 4
+    assert key_of(compressed[:100]) == "k1"
+    assert len(ring().seal(LONG, PLACE)) > len(LONG)
+
+
+def test_what_is_short_or_would_be_longer_is_not_compressed() -> None:
+    for data in (b"a" * 255, Random(3).token(1000)):
+        assert ring(compresses=True).seal(data, PLACE) == ring().seal(data, PLACE)
+
+
+def test_a_long_text_is_compressed_too() -> None:
+    text = LONG.decode()
+    sealed = ring(compresses=True).seal_text(text, PLACE)
+    assert len(sealed) < len(text) // 2
+    assert ring(seed=2).open_text(sealed, PLACE) == text
+
+
+def test_the_same_write_has_the_same_bytes_when_it_is_compressed() -> None:
+    mine = ring(compresses=True)
+    assert mine.seal(LONG, PLACE) == mine.seal(LONG, PLACE)
+
+
+def test_a_compressed_value_and_a_plain_one_of_the_same_bytes_share_no_nonce() -> None:
+    """Else their tags, over different associated data, would give the authentication key away."""
+    mine = ring(compresses=True)
+    packed = zlib.compress(LONG, 1)
+    assert mine.seal(LONG, PLACE)[23:35] != mine.seal(packed, PLACE)[23:35]
+
+
+def test_a_compressed_value_is_not_taken_for_a_plain_one() -> None:
+    sealed = ring(compresses=True).seal(LONG, PLACE)
+    with pytest.raises(UnreadablePayload, match="changed or moved"):
+        ring().open(MAGIC + sealed[len(MAGIC) :], PLACE)
 
 
 def test_thousands_of_processes_have_written_what_is_read() -> None:

@@ -60,6 +60,14 @@ def test_keys_that_would_not_encrypt_are_refused(given: dict[str, Any], problem:
         load({"k1": KEY}, **given)
 
 
+def test_nothing_is_compressed_unless_it_is_asked_for_and_encrypted() -> None:
+    assert not load({"k1": KEY}).payload_compress
+    asked = Encrypted(keys={"k1": KEY}, current="k1", compress=True)
+    assert Cluster("sqlite://", payloads=asked).settings.payload_compress
+    with pytest.raises(ConfigurationError, match="only what is encrypted is compressed"):
+        load({}, None, payload_compress=True)
+
+
 def test_keys_are_hidden_wherever_settings_are_shown() -> None:
     payloads = Encrypted(keys={"k1": TEXT}, current="k1")
     settings = Cluster("sqlite://", payloads=payloads).settings

@@ -68,7 +68,7 @@ async def _status(settings: Settings, *, is_json: bool) -> None:
     from coterie.storage.encryption.rotation import key_uses
 
     require_file(settings)
-    async with storage_for(settings.but(payload_keys=(), payload_current=None)) as storage:
+    async with storage_for(settings.but(payload_keys=(), payload_current=None, payload_compress=False)) as storage:
         uses = await key_uses(storage.payloads)
     echo(as_json(list(map(msgspec.structs.asdict, uses))) if is_json else _table(uses))
 

@@ -55,6 +55,7 @@ def encrypt(storage: Storage, settings: Settings, chance: Random) -> None:
         reads_plain=settings.payload_plain,
         cluster=settings.name,
         chance=chance,
+        compresses=settings.payload_compress,
     )
     for name, kind in STORES.items():
         setattr(storage, name, kind(getattr(storage, name), keyring))
