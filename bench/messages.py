@@ -127,11 +127,11 @@ async def client(url: str, *, payloads: Encrypted | None = None) -> AsyncIterato
             yield cluster
 
 
-def spread(cluster: Cluster, entity: type, method: str) -> Work:
+def spread(cluster: Cluster, entity: type, method: str, *, body: bytes = BODY) -> Work:
     """Calls to one entity after another."""
     entities: list[Any] = [cluster.ref(entity, f"{method}-{number}") for number in range(ENTITIES)]
     refs = itertools.cycle(entities)
-    return lambda: getattr(next(refs), method)(BODY)
+    return lambda: getattr(next(refs), method)(body)
 
 
 async def _taken(work: Work, *, times: int) -> list[float]:
