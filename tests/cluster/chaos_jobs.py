@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.cluster.job_cluster import Load
     from tests.support.history.ownership import Event
 
-RUNNERS, CLIENTS, HANDS = 3, 2, 2
+RUNNERS, CLIENTS, SENDERS, HANDS = 3, 2, 12, 2
 SPELL_S = 120.0
 """How long things are broken, before the next calm."""
 SETTLE_S = 10.0
@@ -53,7 +53,7 @@ async def run(*, engine: str, minutes: float, seed: int, folder: Path) -> None:
         async with load(url, folder, directory=folder) as here:
             await here.start_runners(RUNNERS - 1)
             wires = [await here.start_behind_proxy(stack)]
-            await here.start_clients(CLIENTS)
+            await here.start_clients(CLIENTS, senders=SENDERS)
             here.feed()
             chaos, calm = Chaos(here, seed=seed, server=server, wires=wires), []
             left_s = minutes * 60

@@ -82,6 +82,7 @@ LONGEST = (
     "test_demo",
     "test_probes",
     "test_messages",
+    "test_chaos_jobs",
     "test_calls",
     "test_crons",
     "test_rolling",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from coterie.storage.contracts.jobs import JobState
     from coterie.testing import Process, Processes
     from tests.cluster.job_load_program import Tasks
     from tests.support.history.ownership import Event
@@ -33,7 +34,7 @@ ROOT = PROGRAM.parent.parent.parent
 QUIET_S = 300.0
 BACKLOG = 100
 """Of the queue with a rate: so many of its jobs wait at least, so that it is busy."""
-UNFINISHED = ("later", "ready", "claimed", "parked")
+UNFINISHED: tuple[JobState, ...] = ("later", "ready", "claimed", "parked")
 
 
 class Load(ProcessRoles):
@@ -60,7 +61,7 @@ class Load(ProcessRoles):
         await self.wait_until(self._has_queues)
         return new
 
-    async def start_clients(self, n: int, *, senders: int = 6) -> None:
+    async def start_clients(self, n: int, *, senders: int) -> None:
         """Start clients that send jobs."""
         self.clients += await self.start(n, {"JOBS_SENDS": str(senders)})
 
@@ -106,17 +107,18 @@ class Load(ProcessRoles):
         return False
 
     async def _is_quiet(self) -> bool:
+        """Whether every job has ended; what is dead is run again. At last in one look: between two a job goes on."""
         jobs = self.client.jobs
         try:
             for state in UNFINISHED:
-                if await jobs.list(state=state, limit=1):  # type: ignore[arg-type]
+                if await jobs.list(state=state, limit=1):
                     return False
             dead = await jobs.list(state="dead", limit=1000)
             for each in dead:
                 self.retried += await jobs.retry(each.id)
         except CoterieError:
             return False
-        return not dead
+        return not dead and not {each.state for each in await self.trail.left()} & {"dead", *UNFINISHED}
 
     async def _feed_on(self) -> None:
         while True:
