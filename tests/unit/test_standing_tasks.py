@@ -44,6 +44,7 @@ SUPERVISED = {
     "sweep crons": "cron/registry.py::HeldCrons._begin",
     "sweep jobs": "tasks/worker/worker.py::JobWorker._start",
     "sweep messages": "entities/persisted/poller.py::Poller.wake",
+    "sweep jobs of workflows": "workflows/registry.py::HeldWorkflows._begin",
     "sweep workflows": "workflows/registry.py::HeldWorkflows._begin",
     "watch calls": "client.py::Client._start",
     "watch users' commits": "entities/persisted/commit_watcher.py::CommitWatcher.watch",

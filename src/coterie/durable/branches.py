@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -35,7 +35,13 @@ _REPLAY_S = 1.0
 """How long a loser may take to get to its former places, if its code waits for something else in between."""
 
 
-class _Items(NamedTuple):
+class RunItems(Protocol):
+    """Fills the list with the results of items. Returns the first one that has failed, and its error."""
+
+    def __call__(self, items: MapItems, results: list[Any], /) -> Awaitable[tuple[int, Exception] | None]: ...
+
+
+class MapItems(NamedTuple):
     """The items of a map, each of which is a step."""
 
     place: Place
@@ -67,16 +73,16 @@ class BranchedWork(DurableWork):
         timeout_s: float | None = None,
     ) -> Coroutine[Any, Any, list[Any]]:
         """Run a step for each item, some at a time, and return their results in order."""
-        called = name or getattr(fn, "__name__", "map")
+        called = name or str(getattr(fn, "__name__", "map"))
         require_function(called, fn, verb="map")
         if limit < 1:
             raise ValueError(f"limit of map {called!r} is {limit!r}, expected a number from 1 on")
-        if len(items) > _ITEMS_MOST:
-            raise ValueError(f"map {called!r} has {len(items):,} items, more than {_ITEMS_MOST:,}")
+        require_items(called, items)
         place = self.places.next_place("map", named(called, "a map"), digest((len(items),), {}))
-        return self._map(_Items(place, fn, items, retry or self.retry, timeout_s), limit)
+        run = partial(self._run_items, limit=limit)
+        return self._map(MapItems(place, fn, items, retry or self.retry, timeout_s), run)
 
-    async def _map(self, items: _Items, limit: int) -> list[Any]:
+    async def _map(self, items: MapItems, run: RunItems) -> list[Any]:
         await self.opened()
         row = self._row_at(items.place)
         failed = None if row is None else msgspec.msgpack.decode(row.value or b"\xc0", type=int | None)
@@ -87,16 +93,16 @@ class BranchedWork(DurableWork):
             for number in range(len(results)):
                 results[number] = await self._item(items, number)
             return results
-        await self._may_begin(items.place)
-        failure = await self._run_items(items, results, limit)
+        failure = await run(items, results)
         if row is None:
             await self._outcome_of(items.place, None if failure is None else failure[0])
         if failure is not None:
             raise await self.after_others(failure[1])
         return results
 
-    async def _run_items(self, items: _Items, results: list[Any], limit: int) -> tuple[int, Exception] | None:
+    async def _run_items(self, items: MapItems, results: list[Any], *, limit: int) -> tuple[int, Exception] | None:
         """Run the items. Returns the first one that has failed, and its error."""
+        await self._may_begin(items.place)
         numbers = iter(range(len(results)))
         failure: tuple[int, Exception] | None = None
         lane = Lane(lane_here())
@@ -127,7 +133,7 @@ class BranchedWork(DurableWork):
             raise self.halted
         return failure
 
-    async def _item(self, items: _Items, number: int) -> Any:
+    async def _item(self, items: MapItems, number: int) -> Any:
         path = self.places.below(items.place, number)
         return await self.run(items.step(path, number))
 
@@ -233,6 +239,12 @@ class BranchedWork(DurableWork):
         if lane is not None:
             lane.note_reached(place)
         return super()._row_at(place)
+
+
+def require_items(name: str, items: Sequence[Any]) -> None:
+    """Raise `ValueError` if a map has too many items."""
+    if len(items) > _ITEMS_MOST:
+        raise ValueError(f"map {name!r} has {len(items):,} items, more than {_ITEMS_MOST:,}")
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:

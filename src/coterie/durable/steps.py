@@ -19,6 +19,7 @@ from coterie.durable import failure
 from coterie.durable.position import named
 from coterie.durable.run_messages import MessagingWork
 from coterie.entities.persisted.outcome import require_small
+from coterie.entities.reference import Sendable
 from coterie.errors import (
     ConfigurationError,
     LeadershipLost,
@@ -96,6 +97,13 @@ def require_function(name: Any, fn: Any, *, verb: str = "step") -> None:
     if callable(name):
         shown = _name_of(name)
         raise TypeError(f'{verb}({shown}, …) has no name: write {verb}("{shown}", {shown}, …)')
+    if isinstance(fn, Sendable):
+        shown = repr(fn)
+        fn.close()  # nothing is sent
+        raise TypeError(
+            f"{verb} {name!r} got {shown}, which would be sent in each run of the body: give a function that awaits "
+            f"it, or run the jobs of a task by map(task, items)"
+        )
     if inspect.iscoroutine(fn):
         shown = fn.__name__ if fn.__name__.isidentifier() else "fn"
         fn.close()  # it never runs

@@ -49,6 +49,7 @@ from coterie.kernel.text import require_text
 from coterie.storage.contracts.jobs import JobHead, JobInsert, NewJob
 from coterie.tasks.definition import PRIORITY_MOST
 from coterie.tasks.frames import LOOK, UNRANKED_S, JobCancel, JobOver, JobQuestion, JobsOver, JobsSent
+from coterie.tasks.task import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
     from coterie.storage.contracts.jobs import JobReceipt, JobRow
     from coterie.storage.contracts.messages import Transaction
     from coterie.storage.interface import Storage
+    from coterie.tasks.definition import TaskType
     from coterie.tasks.exchange import JobExchange
-    from coterie.tasks.task import Job
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 _SLICE_MOST_S = 2.0
@@ -147,6 +148,28 @@ class JobSender:
                 raise
         return ids
 
+    async def store_keyed(self, jobs: Sequence[tuple[TaskType, bytes, str]]) -> list[str]:
+        """Store jobs under keys of their own, those whose keys exist excepted, a thousand with each commit.
+
+        Args:
+            jobs: Task, encoded arguments and key of each.
+
+        Returns:
+            The id of each, also of those that were stored before.
+        """
+        new = []
+        for task, payload, key in jobs:
+            job: Job[Any] = Job(task, payload, self)
+            job.close()  # it is stored here
+            _, digest = key_of(task, payload, "map")
+            new.append(msgspec.structs.replace(self._new(job, None), key=key, digest=digest))
+        ids: list[str] = []
+        for group in _grouped(new):
+            receipts = await self._storage.jobs.insert(JobInsert(tuple(group)))
+            self._hint(group, receipts)
+            ids += [each.id for each in receipts]
+        return ids
+
     def new_job(
         self, job: Job[Any], *, at: datetime | None = None, delay_s: float = 0.0, priority: int | None = None
     ) -> NewJob:
@@ -218,7 +241,7 @@ class JobSender:
             raise MessageExpired(message_id=job_id)
         task = type_of(row.task)
         if row.ended_at is not None:
-            return _read(row, task)
+            return result_of(row, task)
         return await self._reply(row, task, until_s=until_s, within_s=within_s)
 
     async def cancel(self, job_id: str) -> bool:
@@ -395,7 +418,7 @@ class JobSender:
             if row is None:
                 raise MessageExpired(message_id=job.id)
             if row.ended_at is not None:
-                return _read(row, task)
+                return result_of(row, task)
             if time() >= until_s:
                 raise _too_late(job, within_s)
             if answer.startswith(NOT_MINE):
@@ -480,8 +503,8 @@ def _require_same(new: NewJob, found: str, digest: bytes) -> None:
         raise KeyConflict(target=f"task {new.task!r}", key=shown_key(new.key or ""), message_id=found)
 
 
-def _read(row: JobRow, task: ReplyType) -> Any:
-    """The result of a job that has ended."""
+def result_of(row: JobRow, task: ReplyType) -> Any:
+    """The result of a job that has ended, or its error."""
     if row.state == "dead":
         raise _dead(row)
     return read_reply(row.reply or b"", task)

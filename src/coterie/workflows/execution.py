@@ -20,7 +20,6 @@ import msgspec
 from msgspec import json
 
 from coterie.durable import failure
-from coterie.durable.branches import BranchedWork
 from coterie.durable.steps import TRANSIENT, StepCall
 from coterie.durable.unit import new_life
 from coterie.entities.persisted.outcome import require_small
@@ -40,6 +39,7 @@ from coterie.work.context import context_of, in_span
 from coterie.work.limits import set_within, settled
 from coterie.work.occupants import GRACE_S
 from coterie.work.while_held import AWAY_S, while_held
+from coterie.workflows.job_maps import JobMaps
 from coterie.workflows.workflow import Again, Compensation, Outcome, Workflow
 
 if TYPE_CHECKING:
@@ -80,7 +80,15 @@ class Execution:
         self._is_interrupted = False
         self._is_concluding = False
         self._released = asyncio.Event()
-        self._work = BranchedWork(row.unit, held.services, tenure, open=self._load, life=row.life, retry=kind.retry)
+        self._work = JobMaps(
+            row.unit,
+            held.services,
+            tenure,
+            open=self._load,
+            life=row.life,
+            retry=kind.retry,
+            sender=held.job_sender,
+        )
         self._work.on_quiet = self._moved.set
         self._work.on_halt = self._cancel_body
 
@@ -236,6 +244,8 @@ class Execution:
         if result == "suspended":
             if self._work.turns == turns:
                 self._count("suspended")
+                if self._work.waits_for_jobs:
+                    self._held.watch_jobs()
                 return True
             # A branch continued meanwhile, independently of what the others wait for: undo the suspension.
             await self._work.retry_write(partial(self._services.units.resume, self._row.unit))
@@ -324,6 +334,7 @@ class Execution:
         )
         if result == "fenced":
             raise self._tenure.lost()
+        self._work.cancel_jobs()
         self._count("again")
 
     async def _retry_later(self, error: BaseException) -> None:
@@ -378,6 +389,8 @@ class Execution:
         if result.told == "fenced":
             raise self._tenure.lost()
         self._count(status)
+        if not held:
+            self._work.cancel_jobs()
         if result.wake is not None and self._row.parent is not None:
             self._held.send_hint(result.wake, self._row.parent)
         if status != "done" and not held and self._work.places.has_children:

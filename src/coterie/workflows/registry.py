@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coterie.ownership.seats import Tenure
     from coterie.runner import Runner
     from coterie.storage.contracts.units import TakenUnits, UnitRow, UnitStartResult
+    from coterie.tasks.sender import JobSender
 
 
 class StartChild(Protocol):
@@ -35,6 +36,8 @@ log = logging.getLogger("coterie.workflows")
 
 _MORE = 500
 """How many runs of one shard one poll starts, beyond those in memory; if there are that many, it polls again."""
+_JOBS_S = 1.0
+"""Between looks for suspended runs whose jobs are over, once a run was suspended so here."""
 _CHILDREN = 500
 """How many children are interrupted by one statement."""
 
@@ -196,12 +199,19 @@ class HeldWorkflows(Occupants[ShardWorkflows]):
         super().__init__("workflows", runner, registry.cluster)
         self.registry = registry
         self.start_child = start_child
+        self._watches_jobs = asyncio.Event()
+
+    @property
+    def job_sender(self) -> JobSender:
+        """Sends the jobs of maps."""
+        return self._runner.job_sender
 
     def _make(self, tenure: Tenure, context: Context) -> ShardWorkflows:
         return ShardWorkflows(self, tenure, context)
 
     def _begin(self) -> None:
         self._supervise(self._sweep, "sweep workflows")
+        self._supervise(self._sweep_jobs, "sweep jobs of workflows")
 
     async def _poll(self) -> None:
         shards = [each for each in self.latest.values() if each.is_open]
@@ -213,6 +223,26 @@ class HeldWorkflows(Occupants[ShardWorkflows]):
             if each.tenure.seat in taken:
                 each.receive(taken[each.tenure.seat])
         await self._interrupt_children(list(taken))
+        await self._wake_after_jobs()
+
+    def watch_jobs(self) -> None:
+        """A run was suspended that waits for jobs."""
+        self._watches_jobs.set()
+
+    async def _sweep_jobs(self) -> None:
+        while True:
+            await self._watches_jobs.wait()
+            await asyncio.sleep(_JOBS_S)
+            try:
+                await self._wake_after_jobs()
+            except PersistenceError as error:
+                log.info("the jobs of suspended workflows are looked at again in %g s: %s", _JOBS_S, error)
+
+    async def _wake_after_jobs(self) -> None:
+        seats = [each.tenure.seat for each in self.latest.values() if each.is_open]
+        for unit, seat in await self.services.units.after_jobs(seats) if seats else ():
+            await self.services.units.resume(unit)
+            self.wake(seat, unit)
 
     def send_hint(self, seat: str, unit: str) -> None:
         """Wake the holder of a seat, on whichever runner: there is news about a unit."""

@@ -13,15 +13,16 @@ from coterie.durable.unit import Steps
 from coterie.errors import WorkflowFailed, WorkflowInterrupted
 from coterie.kernel.durations import Duration, seconds_or_none
 from coterie.storage.contracts.units import ParentEnded, UnitRow, UnitStartResult
+from coterie.tasks.task import Task
 from coterie.workflows.definition import require_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 
     from coterie.cluster import Cluster
-    from coterie.durable.branches import BranchedWork
     from coterie.kernel.retry import Retry
     from coterie.workflows.api import WorkflowHandle
+    from coterie.workflows.job_maps import JobMaps
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class Workflow(Steps):
         id: str,
         *,
         cluster: Cluster,
-        work: BranchedWork,
+        work: JobMaps,
         start_child: Callable[[Any, Any, str, str], Awaitable[UnitStartResult]],
         name_of: Callable[[Any], str],
         undo: list[Compensation],
@@ -84,7 +85,7 @@ class Workflow(Steps):
         timeout_s: float | None = None,
     ) -> None:
         super().__init__(work)
-        self._work: BranchedWork = work
+        self._work: JobMaps = work
         self.id = id
         self.cluster = cluster
         self._start_child = start_child
@@ -160,6 +161,10 @@ class Workflow(Steps):
 
     @overload
     def map(
+        self, task: Task[Concatenate[A, ...], T, Any], items: Iterable[A], /, *, name: str | None = None
+    ) -> Coroutine[Any, Any, list[T]]: ...
+    @overload
+    def map(
         self, fn: Callable[[A], Awaitable[T]], items: Iterable[A], /, *, limit: int = 50, name: str | None = None
     ) -> Coroutine[Any, Any, list[T]]: ...
     @overload
@@ -167,24 +172,33 @@ class Workflow(Steps):
         self, fn: Callable[[A], T], items: Iterable[A], /, *, limit: int = 50, name: str | None = None
     ) -> Coroutine[Any, Any, list[T]]: ...
     def map(
-        self, fn: Callable[[Any], Any], items: Iterable[Any], /, *, limit: int = 50, name: str | None = None
+        self, fn: Any, items: Iterable[Any], /, *, limit: int | None = None, name: str | None = None
     ) -> Coroutine[Any, Any, list[Any]]:
         """Run a function as a step for each item, some at a time, and return the results in the order of the items.
 
         If an item fails, after its retries, no further one begins, those that run are cancelled, and its error is
         raised; in later runs of the body the same one.
 
+        A task runs as a job for each item, on any runner, with the limits of its queue and the retries of the task;
+        meanwhile the run is suspended.
+
         Args:
-            fn: A function of one item, as for `step`.
+            fn: A function of one item, as for `step`; or a task.
             items: The items: the same in each run of the body.
-            limit: How many run at a time.
+            limit: How many run at a time, 50 unless told. Jobs have the limits of their queue.
             name: The name of the steps; the function's unless told.
 
         Raises:
             ValueError: The limit or the name is invalid, or there are too many items.
+            TypeError: A task was given a limit; it is no function; an item does not fit the task.
             StepDiverged: The code diverges from what is stored.
         """
         given = list(items)
+        if isinstance(fn, Task):
+            if limit is not None:
+                raise TypeError(f"map of {fn!r} got limit={limit!r}: the limits of jobs are those of the task's queue")
+            return self._work.map_jobs(fn.type, given, name=name)
+        limit = 50 if limit is None else limit
         return self._work.map(fn, given, limit=limit, name=name, retry=self._retry, timeout_s=self._timeout_s)
 
     def first(

@@ -40,6 +40,7 @@ HOT = {
     "deferreds_of_unit": "'default', 'u1', 7",
     "look_for_units": f"{MINE}, 10",
     "wake_due_units": MINE,
+    "units_after_jobs": f"'default', {SEATS}",
     "suspend_unit": f"{ONE}, 'u1', array['d1', 'd2']::text[], 60, array['n']::text[]",
     "start_unit": "'default', null, 60, null, 90, 5, null, 'new', 'n', 'i', 's1', 'p', 'd', '', 'u1', 'd1', 7",
     "get_unit": "'default', 'u1'",
@@ -54,7 +55,7 @@ HOT = {
 SELDOM = {"list_units", "list_tagged_units", "start_via"}
 """For people, who ask for whatever they like: it may walk. And for sessions of users, which plan as they are set."""
 FENCED = ("add_steps", "add_step", "write_steps", "end_units", "open_unit", "wake_due_units", "suspend_unit")
-NAMES = ("units", "steps", "deferreds", "run_inboxes", "seats", "runners")
+NAMES = ("units", "jobs", "steps", "deferreds", "run_inboxes", "seats", "runners")
 
 FENCE = [
     """insert into coterie.runners (cluster, id, name, address, host_id, groups, weight, version, knows)
@@ -77,6 +78,15 @@ FILL = [
     """insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at)
        select 'default', 'u' || i, '', j, 'step', 'n', '', true, now()
        from generate_series(1, 100000) as i, generate_series(0, 3) as j where i % 10 < 4""",
+    # Maps of jobs: a suspended run that waits for ten of them, among many others.
+    """insert into coterie.steps (cluster, unit, branch, position, kind, name, digest, done, at)
+       select 'default', 'u' || i, '@0.10', 0, 'map', 'resize', '', i > 20, now()
+       from generate_series(10, 20000, 10) as i""",
+    """insert into coterie.jobs
+           (cluster, id, seat, part, task, fingerprint, key, sent_at, due_at, rank_at, priority, state, digest, payload)
+       select 'default', 'j' || i || '.' || j, 'q', 'p', case when j < 10 then 'resize' else 'other' end, '',
+           'map:u' || i || ':0:@0.10:0:' || j, now(), now(), now(), 0, 1, '', ''
+       from generate_series(10, 20000, 10) as i, generate_series(0, 19) as j""",
     """insert into coterie.deferreds (cluster, unit, name, made_at)
        select 'default', 'u' || i, 'd' || j, now()
        from generate_series(1, 100000) as i, generate_series(1, 2) as j where i % 10 in (0, 2)""",
@@ -108,6 +118,8 @@ FEW = {
     "units_timing_out": ["seat ", "times_out_at "],
     "units_next": ["seat "],
     "steps_pkey": ["unit "],
+    "steps_maps": [],
+    "jobs_key": ["task ", "key "],
     "deferreds_pkey": ["unit "],
     "run_inboxes_pkey": ["unit ", "name "],
     "runners_pkey": ["id "],

@@ -459,6 +459,17 @@ class UnitStore(Protocol):
         """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
         ...
 
+    async def after_jobs(self, seats: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """Return the suspended workflows of these seats that wait for jobs which are all over, or one of which failed.
+
+        A map of jobs is an open step of kind "map" that has the name of its task; the keys of its jobs begin with
+        `map:`, the unit, its life, and the branch and position of the step.
+
+        Returns:
+            Pairs of unit and seat, in order of the units.
+        """
+        ...
+
     async def suspend(
         self, claim: Claim, unit: str, *, waits: Sequence[str], inboxes: Sequence[str] = (), wake_s: float | None
     ) -> Literal["suspended", "ready", "over", "fenced"]:

@@ -89,7 +89,7 @@ def open_first(keyring: Keyring, data: bytes | None, *places: Place) -> bytes | 
 class EncryptedUnits(EncryptedStore[UnitStore]):
     """See `storage.contracts.units.UnitStore`."""
 
-    passes = frozenset({"suspend", "interrupt_children", "purge", "retry"})
+    passes = frozenset({"after_jobs", "suspend", "interrupt_children", "purge", "retry"})
     table = "units"
 
     # For the holder of a seat

@@ -106,6 +106,10 @@ class PostgresUnits(PostgresStore):
             found[seat] = TakenUnits(units, ours[0]["due_at"], ours[0]["now"])
         return found
 
+    async def after_jobs(self, seats: Sequence[str]) -> Sequence[tuple[str, str]]:
+        """Return the suspended workflows of these seats whose jobs are over."""
+        return [(row["unit"], row["seat"]) for row in await self._read("units_after_jobs", list(seats))]
+
     async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
         """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
         rows = await self._read("look_at_unit", claim.runner, claim.seat, claim.epoch, unit)

@@ -160,6 +160,12 @@ def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim])
     connection.execute(SQL["time_out"], names)
 
 
+def after_jobs(connection: apsw.Connection, scope: Scope, seats: Sequence[str]) -> list[tuple[str, str]]:
+    """The suspended workflows of these seats whose jobs are over."""
+    found: list[Any] = connection.execute(SQL["after_jobs"], bindings(scope, seats=encoded(seats))).fetchall()
+    return found
+
+
 def suspend(
     connection: apsw.Connection,
     scope: Scope,
@@ -481,6 +487,7 @@ class SqliteUnits(SqliteStore):
 
     open = writes(opened, "open {unit!r}")
     load = reads(loaded, "load {unit!r}")
+    after_jobs = reads(after_jobs, "look after jobs of workflows")
     suspend = writes(suspend, "suspend {unit!r}")
     renew = writes(renew, "begin {next.unit!r} again")
 

@@ -340,6 +340,28 @@ where u.cluster = $1 and u.unit = any(array(select unit from due)) and u.status 
     and coalesce(u.wake_at <= clock_timestamp(), false) -- by its key: the index of what is due must not fit
 returning u.unit;
 
+-- name: units_after_jobs
+-- Read the suspended workflows of these seats that wait for jobs of a map which are all over, or of which one has failed. Locks
+-- nothing: that a job is over stays so, and what is read too early is read again. The name of the step is the task, its
+-- place is in the keys of the jobs.
+select u.unit, u.seat
+from (select unit, branch, position, name from coterie.steps where cluster = $1 and kind = 'map' and not done) as s
+    cross join lateral (
+        select unit, seat, status, life from coterie.units where cluster = $1 and unit = s.unit offset 0
+    ) as u
+    cross join lateral (
+        select 'map:' || s.unit || ':' || u.life || ':' || s.branch || ':' || s.position as key offset 0
+    ) as k
+    cross join lateral (
+        select count(*) filter (where ended_at is null) as open, count(*) filter (where state in (5, 7)) as failed
+        from coterie.jobs
+        where u.status = 'suspended' and u.seat = any($2::text[])
+            and cluster = $1 and task = s.name and key >= k.key || ':' and key < k.key || ';'
+        offset 0
+    ) as j
+where u.status = 'suspended' and u.seat = any($2::text[]) and (j.open = 0 or j.failed > 0)
+order by u.unit;
+
 -- name: suspend_unit
 -- Unload a workflow, unless one of the deferreds it waits for is resolved, or something is in one of its inboxes [M11].
 with /* include fence_of_one (s.name) */, goes_on as materialized (

@@ -173,6 +173,31 @@ set status = 'running', wake_at_ns = null, changed_at_ns = :now_ns, starts_at_ns
     times_out_at_ns = iif(starts_at_ns is null, times_out_at_ns, :now_ns + cast(timeout_s * 1e9 as integer))
 where cluster = :cluster and seat in (select value from json_each(:seats)) and wake_at_ns <= :now_ns;
 
+-- name: after_jobs
+-- Suspended workflows that wait for jobs of a map which are all over, or of which one has failed. The name of the step is
+-- the task, its place is in the keys of the jobs.
+select u.unit, u.seat
+from steps as s indexed by steps_maps
+    cross join units as u on u.cluster = s.cluster and u.unit = s.unit
+where s.cluster = :cluster and s.kind = 'map' and not s.done
+    and u.status = 'suspended' and u.seat in (select value from json_each(:seats))
+    and (
+        not exists (
+            select 1 from jobs as j
+            where j.cluster = s.cluster and j.task = s.name
+                and j.key >= 'map:' || s.unit || ':' || u.life || ':' || s.branch || ':' || s.position || ':'
+                and j.key < 'map:' || s.unit || ':' || u.life || ':' || s.branch || ':' || s.position || ';'
+                and j.ended_at_ns is null
+        ) or exists (
+            select 1 from jobs as j
+            where j.cluster = s.cluster and j.task = s.name
+                and j.key >= 'map:' || s.unit || ':' || u.life || ':' || s.branch || ':' || s.position || ':'
+                and j.key < 'map:' || s.unit || ':' || u.life || ':' || s.branch || ':' || s.position || ';'
+                and j.state in (5, 7)
+        )
+    )
+order by u.unit;
+
 -- name: taken
 -- Of each seat the oldest workflows that are to be run.
 select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.interrupting, u.parent, u.value, u.error,
