@@ -219,6 +219,14 @@ async def checkout(workflow: Workflow, order: str) -> Balance:
     number: int = await workflow.deferred("approval", str).wait()  # type: ignore[assignment] # text
     await workflow.child(checkout, 7, id="7")  # type: ignore[arg-type] # a number for text
     await workflow.child(price, "x", id="7")  # type: ignore[arg-type] # no workflow
+    await workflow.start(checkout, 7, id="7")  # type: ignore[arg-type] # a number for text
+    await workflow.start(checkout, "x", id="7", on_parent_end="stop")  # type: ignore[arg-type] # none of the choices
+    await workflow.receive("approve")  # type: ignore[call-arg] # of which type?
+    number = await workflow.receive("approve", str)  # type: ignore[arg-type] # text
+    await workflow.publish("status")  # type: ignore[call-arg] # what?
+    await workflow.map(price, [7])  # type: ignore[arg-type] # numbers for text
+    await workflow.map(price, ["x"], limit="3")  # type: ignore[call-overload] # text for a number
+    await workflow.first(workflow.sleep("1h", name="late"))  # type: ignore[call-arg] # a race of one
     del text, number
     return Balance()
 

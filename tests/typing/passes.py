@@ -325,6 +325,11 @@ async def approve(work: Durable) -> str:
     return await approval.wait(timeout="7d")
 
 
+@cluster.task
+def pack(order: str, fragile: bool = False) -> int:
+    return len(order)
+
+
 @cluster.workflow
 async def checkout(workflow: Workflow, order: str) -> Balance:
     assert_type(await workflow.step("blocking", blocking_price, order, cents=5), Balance)
@@ -338,6 +343,15 @@ async def checkout(workflow: Workflow, order: str) -> Balance:
     assert_type(both, tuple[Balance, Balance])
     await approve(workflow)
     assert_type(await workflow.child(deliver, 7, id="7"), list[str])
+    child = await workflow.start(deliver, 7, id="8", on_parent_end="leave")
+    assert_type(child, WorkflowHandle[list[str]])
+    assert_type(await workflow.receive("approve", Balance, timeout="2d"), Balance)
+    await workflow.publish("status", "paid")
+    assert_type(await workflow.map(price, ["a", "b"], limit=3, name="prices"), list[Balance])
+    assert_type(await workflow.map(blocking_price, ["a"]), list[Balance])
+    assert_type(await workflow.map(pack, ["a", "b"], name="packing"), list[int])
+    raced = await workflow.first(workflow.receive("accept", str), workflow.step("price", price, "x"))
+    assert_type(raced, tuple[Literal[0], str] | tuple[Literal[1], Balance])
     return paid
 
 
@@ -356,6 +370,13 @@ async def workflows(leader: Leader[None], tick: Tick) -> None:
     await run.interrupt()
     await run.resume()
     assert_type(cluster.workflow_handle(deliver, "7"), WorkflowHandle[list[str]])
+    await run.send("approve", Balance(), key="k")
+    assert_type(await run.published("status", str), str | None)
+    async for value in run.follow("status", str, after=0):
+        assert_type(value, str)
+    await run.retry()
+    forked = await run.fork(before="price", id="8")
+    assert_type(forked, WorkflowHandle[Balance])
     assert_type(await cluster.workflows.list(status="done", older_than="1h", limit=5), Sequence[WorkflowInfo])
     await cluster.resolve("token", {"any": "thing"})
     await cluster.reject("token", "why")

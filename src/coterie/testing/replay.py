@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from coterie.durable import failure
-from coterie.durable.branches import BranchedWork
 from coterie.durable.position import Place, Places
 from coterie.errors import MalformedMessage, RemoteError, ReplayDiverged, StepDiverged
 from coterie.kernel.clock import Dial
@@ -23,12 +22,16 @@ from coterie.ownership.seats import Tenure
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
 from coterie.testing.run import SeedRun
+from coterie.workflows.job_maps import JobMaps
 from coterie.workflows.api import handle_of
 from coterie.workflows.definition import define, unit_of
 from coterie.workflows.run_history import read_history
 from coterie.workflows.workflow import Again, Compensation, Workflow
 
 if TYPE_CHECKING:
+    from coterie.durable.branches import MapItems, RunItems
+    from coterie.tasks.definition import TaskType
+    from coterie.tasks.sender import JobSender
     from collections.abc import Callable, Coroutine
 
     from coterie.cluster import Cluster
@@ -204,11 +207,11 @@ class _Replay:
         return ReplayDiverged(unit=self._unit, found=found, stored=stored, place=where)
 
 
-class ReplayedWork(BranchedWork):
+class ReplayedWork(JobMaps):
     """The steps of a run as its history has them. What is not in it is not begun."""
 
     def __init__(self, unit: str, rows: list[StepRow]) -> None:
-        super().__init__(unit, _services(), _tenure(unit), open=_no_snapshot)
+        super().__init__(unit, _services(), _tenure(unit), open=_no_snapshot, sender=cast("JobSender", _Unused()))
         self.reached: set[tuple[str, int]] = set()
         """The places that the function has come to."""
         self.beyond: list[Place] = []
@@ -237,6 +240,19 @@ class ReplayedWork(BranchedWork):
         if _has_token([*args, kwargs]):
             args, kwargs = (), {}
         return super().step(name, fn, args, kwargs, **options)
+
+    async def _map(self, items: MapItems, run: RunItems) -> list[Any]:
+        waits = self.places.rows_below(items.place, len(items.items))  # for jobs, if the items are jobs
+        self.reached.update((each.branch, each.position) for each in waits)
+        return await super()._map(items, run)
+
+    async def _run_jobs(
+        self, task: TaskType, items: MapItems, results: list[Any], /
+    ) -> tuple[int, Exception] | None:
+        failed = await self._known(items, {}, results)
+        if failed is None and not all(self._is_done(items, number) for number in range(len(results))):
+            await self._never()
+        return failed
 
     def _row_at(self, place: Place) -> StepRow | None:
         row = super()._row_at(place)

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    overload,
+)
 
 import msgspec
 
@@ -21,6 +33,7 @@ if TYPE_CHECKING:
 
     from coterie.cluster import Cluster
     from coterie.kernel.retry import Retry
+    from coterie.tasks.task import Job
     from coterie.workflows.api import WorkflowHandle
     from coterie.workflows.job_maps import JobMaps
 
@@ -28,6 +41,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
 V = TypeVar("V")
+A_contra = TypeVar("A_contra", contravariant=True)
+V_co = TypeVar("V_co", covariant=True)
+
+
+class ItemTask(Protocol[A_contra, V_co]):
+    """A task whose jobs take one item: a `Task`, for `map`."""
+
+    def job(self, item: A_contra, /) -> Job[V_co]:
+        """The job of an item."""
+        ...
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -161,7 +184,7 @@ class Workflow(Steps):
 
     @overload
     def map(
-        self, task: Task[Concatenate[A, ...], T, Any], items: Iterable[A], /, *, name: str | None = None
+        self, task: ItemTask[A, T], items: Iterable[A], /, *, name: str | None = None
     ) -> Coroutine[Any, Any, list[T]]: ...
     @overload
     def map(

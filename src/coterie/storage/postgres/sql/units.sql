@@ -354,9 +354,13 @@ from (select unit, branch, position, name from coterie.steps where cluster = $1 
     ) as k
     cross join lateral (
         select count(*) filter (where ended_at is null) as open, count(*) filter (where state in (5, 7)) as failed
-        from coterie.jobs
-        where u.status = 'suspended' and u.seat = any($2::text[])
-            and cluster = $1 and task = s.name and key >= k.key || ':' and key < k.key || ';'
+        from (
+            select ended_at, state from coterie.jobs
+            where u.status = 'suspended' and u.seat = any($2::text[])
+                and cluster = $1 and task = s.name and key >= k.key || ':' and key < k.key || ';'
+            order by cluster, task, key -- else any index fits an empty table
+            offset 0
+        ) as its
         offset 0
     ) as j
 where u.status = 'suspended' and u.seat = any($2::text[]) and (j.open = 0 or j.failed > 0)
