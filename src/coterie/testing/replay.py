@@ -22,21 +22,21 @@ from coterie.ownership.seats import Tenure
 from coterie.settings import Settings
 from coterie.storage.interface import Claim
 from coterie.testing.run import SeedRun
-from coterie.workflows.job_maps import JobMaps
 from coterie.workflows.api import handle_of
 from coterie.workflows.definition import define, unit_of
+from coterie.workflows.job_maps import JobMaps
 from coterie.workflows.run_history import read_history
 from coterie.workflows.workflow import Again, Compensation, Workflow
 
 if TYPE_CHECKING:
-    from coterie.durable.branches import MapItems, RunItems
-    from coterie.tasks.definition import TaskType
-    from coterie.tasks.sender import JobSender
     from collections.abc import Callable, Coroutine
 
     from coterie.cluster import Cluster
+    from coterie.durable.branches import MapItems, RunItems
     from coterie.ownership.seats import Trust
     from coterie.storage.contracts.units import DeferredRow, StepKind, StepRow, UnitSnapshot
+    from coterie.tasks.definition import TaskType
+    from coterie.tasks.sender import JobSender
     from coterie.work.services import Services
     from coterie.workflows.api import WorkflowHandle
     from coterie.workflows.definition import WorkflowType
@@ -246,9 +246,7 @@ class ReplayedWork(JobMaps):
         self.reached.update((each.branch, each.position) for each in waits)
         return await super()._map(items, run)
 
-    async def _run_jobs(
-        self, task: TaskType, items: MapItems, results: list[Any], /
-    ) -> tuple[int, Exception] | None:
+    async def _run_jobs(self, _: TaskType, items: MapItems, results: list[Any], /) -> tuple[int, Exception] | None:
         failed = await self._known(items, {}, results)
         if failed is None and not all(self._is_done(items, number) for number in range(len(results))):
             await self._never()
