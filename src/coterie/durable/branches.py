@@ -86,8 +86,8 @@ class BranchedWork(DurableWork):
         await self.opened()
         row = self._row_at(items.place)
         failed = None if row is None else msgspec.msgpack.decode(row.value or b"\xc0", type=int | None)
-        if failed is not None:
-            await self._item(items, failed)  # raises, unless the run is tried again from there
+        if failed is not None and self._is_done(items, failed):  # else the run is tried again from there
+            await self._item(items, failed)  # raises
         results: list[Any] = [None] * len(items.items)
         if row is not None and failed is None:
             for number in range(len(results)):
@@ -132,6 +132,10 @@ class BranchedWork(DurableWork):
         if self.halted is not None:
             raise self.halted
         return failure
+
+    def _is_done(self, items: MapItems, number: int) -> bool:
+        row = self._row_at(items.step(self.places.below(items.place, number), number).place)
+        return row is not None and row.done
 
     async def _item(self, items: MapItems, number: int) -> Any:
         path = self.places.below(items.place, number)

@@ -119,10 +119,6 @@ class JobMaps(BranchedWork):
         ids = await while_held(self.require_may_write, store, what=self._what(place), log=log)
         return await self._store(place, done=False, value=msgspec.msgpack.encode(dict(zip(numbers, ids, strict=True))))
 
-    def _is_done(self, items: MapItems, number: int) -> bool:
-        row = self._row_at(items.step(self.places.below(items.place, number), number).place)
-        return row is not None and row.done
-
     async def _known(self, items: MapItems, jobs: dict[int, str], results: list[Any]) -> tuple[int, Exception] | None:
         """Take what is stored of the items; what is left in `jobs` is waited for. Returns the first failure."""
         failed: tuple[int, Exception] | None = None
