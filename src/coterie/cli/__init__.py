@@ -28,6 +28,7 @@ COMMANDS = {
     "entities": "where entities are active, and one with its state",
     "messages": "persisted calls: pending ones, and dead ones",
     "queues": "queues of jobs: what waits, what runs, their limits",
+    "pauses": "tasks, entity types and groups that are paused",
     "jobs": "jobs of tasks: those that wait and run, and dead ones",
     "schedules": "schedules made at run time, and what they have sent",
     "workflows": "runs of workflows, and what they wait for",

@@ -167,6 +167,17 @@ def test_a_queue_is_paused_and_resumed(ask: Ask) -> None:
     assert ask("queues", "pause", "one").code == 1, "no terminal to ask"
 
 
+def test_a_task_is_paused_and_resumed(ask: Ask) -> None:
+    """T9."""
+    paused = ask("pauses", "pause", "task", "resize", "--yes")
+    assert (paused.code, "undo: coterie pauses resume task resize" in paused.out) == (0, True)
+    assert json.loads(ask("pauses", "pause", "task", "resize", "--yes", "--json").out)["changed"] is False
+    (listed,) = json.loads(ask("pauses", "list", "--json").out)
+    assert (listed["kind"], listed["name"]) == ("task", "resize")
+    assert json.loads(ask("pauses", "resume", "task", "resize", "--yes", "--json").out)["changed"] is True
+    assert "nothing is paused" in ask("pauses", "list").out
+
+
 def test_limits_are_set_some_at_a_time_and_reset(ask: Ask) -> None:
     """T9."""
     require_golden("queues_limits", transcript(ask("queues", "limits", "one", "--concurrency", "40", "--yes")))
