@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,15 @@ import pytest
 
 from coterie.errors import ReplayDiverged
 from coterie.testing import replay
-from tests.unit.cli.command_runner import require_golden, transcript
-from tests.unit.cli.stored_cluster import CARRIERS, checkout, delivery
+from tests.unit.cli.command_runner import coterie, require_golden, transcript
+from tests.unit.cli.stored_cluster import CARRIERS, Stored, checkout, delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from coterie import Workflow
     from tests.unit.cli.command_runner import Said
-    from tests.unit.cli.stored_cluster import Stored
 
     Ask = Callable[..., Said]
 
@@ -184,6 +185,29 @@ def test_a_history_is_exported_and_replayed(ask: Ask, stored: Stored) -> None:
 
     with pytest.raises(ReplayDiverged):
         replay(other, history)
+
+
+def test_an_encrypted_history_is_exported_with_its_key_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = base64.b64encode(bytes(range(32))).decode()
+    monkeypatch.setenv("COTERIE_PAYLOAD_KEYS", f"k1={key}")
+    monkeypatch.setenv("COTERIE_PAYLOAD_CURRENT", "k1")
+    stored = Stored(f"sqlite:///{tmp_path}/encrypted.db")
+    export = ("workflows", "export", "delivery/sealed", "--url", stored.url)
+    try:
+        stored.start("web-1")
+        started(stored, "sealed", delivery, payload="letter")
+        history = coterie(capsys, *export).out
+    finally:
+        stored.close()
+    replay(delivery, history)
+    assert json.loads(history)["payload"] == "letter"
+    monkeypatch.delenv("COTERIE_PAYLOAD_KEYS")
+    monkeypatch.delenv("COTERIE_PAYLOAD_CURRENT")
+    said = coterie(capsys, *export)
+    assert (said.code, said.out) == (2, "")
+    assert "encrypted with key 'k1', which this process does not have" in said.err
 
 
 @pytest.mark.parametrize(
