@@ -142,7 +142,8 @@ async def _paused(ctx: ClientCommand, name: str, *, paused: bool, yes: bool, dry
         what = f"{name} will start jobs again; waiting: {line.waiting:,}"
     if not confirmed(f"{what}.", f"{verb} it?", yes=yes, dry_run=dry_run):
         return
-    async with ctx.act(f"{verb}-queue", f"queue {name}") as act:
+    queue = f"queue {name}"
+    async with ctx.act("pause-queue", queue) if paused else ctx.act("resume-queue", queue) as act:
         changed = await pause_queue(ctx.here, name, paused=paused)
         done, before = ("paused", "was paused already") if paused else ("resumed", "was not paused")
         act.result = f"{done} {name}" if changed else f"{name} {before}"
