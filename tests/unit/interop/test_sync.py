@@ -143,13 +143,14 @@ def test_what_has_no_method_is_run_on_the_loop(lone: Cluster) -> None:
 # Threads
 
 
-def test_forty_threads_call_at_once(c: SyncCluster) -> None:
+@pytest.mark.parametrize("each", [25, pytest.param(1_000, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
+def test_forty_threads_call_at_once(c: SyncCluster, each: int) -> None:
     def calls(thread: int) -> int:
         account = c.ref(Account, f"account-{thread}", timeout=FAR)
-        return sum(c.call(account.echo(number)) for number in range(25))
+        return sum(c.call(account.echo(number)) for number in range(each))
 
     with ThreadPoolExecutor(40) as threads:
-        assert list(threads.map(calls, range(40))) == [300] * 40
+        assert list(threads.map(calls, range(40))) == [each * (each - 1) // 2] * 40
 
 
 def test_threads_that_come_together_share_one_client(lone: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
