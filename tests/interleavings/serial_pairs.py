@@ -413,6 +413,7 @@ def _units(s: Steps) -> list[Group]:
         "start via": one_statement(s, "start_via", *u.AT_ONCE, "u", "n", "i", "s1", b"p", b"p", "", 0, None),
         "suspend": u._suspend(s).steps,
         "wake": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
+        "retry stuck": one_statement(s, "retry_stuck_units", "a", ["s1"], [1]),
         "resolve": one_statement(s, "resolve_deferred", "u", "d", b"1", None, 0, *tick),
         "interrupt": one_statement(s, "interrupt_unit", "u"),
         "resume": one_statement(s, "resume_unit", "u"),
@@ -437,6 +438,7 @@ def _units(s: Steps) -> list[Group]:
     return [
         Group("unit", u.rows(u.unit(), u.deferred()), parts | bear),
         Group("unit that waits", u.rows(u.DUE, u.deferred()), parts),
+        Group("unit that is stuck", u.rows(u.STUCK, u.deferred()), parts),
         Group("unit that is over", u.rows(u.OLD), parts),
         Group("unit that has not begun", u.rows(u.NOT_BEGUN), parts),
         Group("unit with a next life", u.rows(u.KEPT), parts),
@@ -522,6 +524,7 @@ def _incoming(s: Steps) -> list[Group]:
         "open": u._open(s).steps,
         "suspend": u._suspend(s).steps,
         "wake": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
+        "retry stuck": one_statement(s, "retry_stuck_units", "a", ["s1"], [1]),
         "resolve": one_statement(
             s, "resolve_deferred", "u", "d", b"1", None, 0, "c", "manual", u.CLAIMED, 1, u.CLAIMED
         ),
@@ -636,6 +639,7 @@ def _seats(s: Steps) -> list[Group]:
         "end unit": stored_units._end(s).steps,
         "open unit": stored_units._open(s).steps,
         "wake units": one_statement(s, "wake_due_units", "a", ["s1"], [1]),
+        "retry stuck units": one_statement(s, "retry_stuck_units", "a", ["s1"], [1]),
         "begin kept": stored_units._begin_kept(s).steps,
         "time out units": one_statement(s, "time_out_units", "a", ["s1"], [1]),
         "suspend": stored_units._suspend(s).steps,

@@ -85,7 +85,7 @@ def suspending(s: Steps) -> tuple[Step, ...]:
 
 def suspend(s: Steps) -> Step:
     """The same, within a transaction."""
-    return s.step("suspend_unit", "a", "s1", 1, "u", [], None, ["n"], step="suspend")
+    return s.step("suspend_unit", "a", "s1", 1, "u", [], None, ["n"], None, 0, step="suspend")
 
 
 def purging(s: Steps) -> tuple[Step, ...]:

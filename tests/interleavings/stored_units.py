@@ -79,6 +79,7 @@ def deferred(name: str = "d", *, value: str = "null", early: bool = False) -> st
 SUSPENDED, DUE = unit(status="suspended"), unit(status="suspended", wake="now()")
 LEADER, OLD = unit(kind="leader"), unit(status="done")
 NOT_BEGUN = unit(status="suspended", wake="now()") + ";update coterie.units set starts_at = wake_at"
+STUCK = unit(status="suspended") + ";update coterie.units set stuck = 'why', stuck_times = 3"
 KEPT = unit(status="done") + (
     ";update coterie.units set next_life = 2, next_at = now(), next_payload = '2', next_digest = 'd', next_version = ''"
 )
@@ -377,7 +378,7 @@ def _at_once(*parts: Step | Script) -> Script:
 
 
 def _suspend(s: Steps, name: str = "suspend", *, waits: Sequence[str] = ("d",), wake_s: float | None = None) -> Script:
-    suspend = s.step("suspend_unit", "a", "s1", 1, "u", list(waits), wake_s, [], step="suspend")
+    suspend = s.step("suspend_unit", "a", "s1", 1, "u", list(waits), wake_s, [], None, 0, step="suspend")
     return Script(name, atomic(suspend))
 
 

@@ -101,6 +101,7 @@ NOT_RUN = {
     | dict.fromkeys(("suspect", "mark", "lose"), _AFTER_LOSS)
     | {"complete_all": _OTHERWISE, "discard": _OPERATED, "purge": _PRUNED},
     "ownership": {"learn": _DEPLOYED, "redefine": _DEPLOYED, "note": "part of the commit that it is a note of"},
+    "pauses": dict.fromkeys(("store", "remove", "renew_stamps"), _OPERATED),
     "payloads": {
         "add_key": "one commit, at the first start with a key",
         "rewrite": "one commit of a command, which goes on with the next page, and may begin anew",

@@ -86,6 +86,11 @@ def mark(error: BaseException, place: Place) -> None:
         error.coterie_place = place  # type: ignore[attr-defined]
 
 
+def is_of_step(error: BaseException) -> bool:
+    """Whether a body got this very error from a step, or another place."""
+    return getattr(error, "coterie_place", None) is not None
+
+
 def places_of(error: BaseException) -> list[Place]:
     """The places of the steps whose errors this is, or comes from."""
     found: dict[Place, None] = {}

@@ -315,7 +315,7 @@ JOB_WAIT = _histogram(
 
 WORKFLOWS = _counter(
     "coterie_workflows_total",
-    "Times that a workflow was done, failed, interrupted or suspended, or began again",
+    "Times that a workflow was done, failed, interrupted, suspended or stuck, or began again",
     "workflow outcome",
 )
 STEPS = _counter(

@@ -89,6 +89,8 @@ class WorkflowInfo:
     """When its next life is to begin, started by `start_workflow(…, debounce=)` while it was under way."""
     tags: Mapping[str, str]
     error: str | None
+    stuck: str | None
+    """Why it cannot go on: it waits for new code, or until something is in reach, and undoes nothing."""
 
 
 class WorkflowHandle(Generic[T_co]):
@@ -496,7 +498,13 @@ def info_of(row: UnitRow) -> WorkflowInfo:
         next_at=row.next_at,
         tags=msgspec.json.decode(row.tags, type=dict[str, str]) if row.tags else {},
         error=error,
+        stuck=stuck_of(row),
     )
+
+
+def stuck_of(row: UnitRow) -> str | None:
+    """Why a run cannot go on; None: it waits for something durable, runs, or is over."""
+    return row.stuck.decode() if row.stuck is not None and row.status == "suspended" else None
 
 
 def handle_of(

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     WorkflowBody = Callable[[Workflow, Any], Coroutine[Any, Any, Any]]
 
 
+_WRONG_CODE = (NameError, AttributeError, TypeError, ImportError)
+"""Errors that say that the program is wrong, not what it works on."""
+
+
 class WorkflowOptions(TypedDict, total=False):
     """The options of `@cluster.workflow(…)`."""
 
@@ -36,6 +40,10 @@ class WorkflowOptions(TypedDict, total=False):
     """Retry policy for steps that raise. Default: no retries."""
     on_failure: Literal["undo", "hold"]
     """What a run does that has failed: run its compensations (the default), or nothing until `retry` or `interrupt`."""
+    stuck_on: Sequence[type[Exception]]
+    """Errors of the function itself, outside of steps, that do not fail a run: it is suspended and tried again when its
+    shard gets another holder, at `resume`, and after 10 s, doubling to 10 min. Default: `NameError`, `AttributeError`,
+    `TypeError` and `ImportError`, which other code may not raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +58,8 @@ class WorkflowType:
     retry: Retry | None
     """The default retry policy of its steps; None: no retries."""
     on_failure: Literal["undo", "hold"]
+    stuck_on: tuple[type[Exception], ...]
+    """The errors of the function itself that suspend a run instead of failing it."""
     version: str
     """The version of its code: a hash of the function's bytecode."""
 
@@ -89,6 +99,7 @@ def define(body: Any, options: WorkflowOptions) -> WorkflowType:
         result=_codec(hints.get("return", Any), f"result of {what}"),
         retry=retry_of(options.get("retry"), what=what),
         on_failure=_on_failure(options.get("on_failure", "undo"), what),
+        stuck_on=_stuck_on(options.get("stuck_on", _WRONG_CODE), what),
         version=_version(body),
     )
 
@@ -111,6 +122,13 @@ def _on_failure(value: Any, what: str) -> Literal["undo", "hold"]:
     if value not in ("undo", "hold"):
         raise refusal(f"{what}: on_failure is {value!r}", hint='write on_failure="undo" or "hold"')
     return "hold" if value == "hold" else "undo"
+
+
+def _stuck_on(value: Any, what: str) -> tuple[type[Exception], ...]:
+    given = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
+    if not all(isinstance(each, type) and issubclass(each, Exception) for each in given):
+        raise refusal(f"{what}: stuck_on is {value!r}", hint="write classes of exceptions, as in stuck_on=[NameError]")
+    return given
 
 
 def _parameters(body: Any, what: str, hint: str) -> list[str]:

@@ -3,7 +3,8 @@
 load ──▶ body ──returns──▶ done; or the next life begins, if it returned `again(…)`
           │ ▲ ──raises───▶ its compensations run ──▶ failed
           │ │ ──interrupted────────── the same ──▶ interrupted
-          │ │ ──diverges from what is stored, or a receiver could not be reached──▶ suspended, retried later
+          │ │ ──diverges from what is stored, is wrong itself (`stuck_on`), or could not reach a receiver──▶ stuck:
+          │ │                                   suspended, and tried again later, or by another holder of its shard
           ▼ │
        waits for something durable, and does nothing else ──▶ suspended: in no runner's memory
 """
@@ -26,8 +27,10 @@ from coterie.entities.persisted.outcome import require_small
 from coterie.errors import LeadershipLost, MalformedMessage, PersistenceError, StepDiverged
 from coterie.kernel import chaos, metrics, spans
 from coterie.kernel.context import enter
+from coterie.kernel.text import said, storable
 from coterie.storage.contracts.units import (
     NextLife,
+    Stuck,
     UnitEnd,
     UnitEnding,
     UnitEndResult,
@@ -54,7 +57,9 @@ IDLE_S = 0.2
 _SHORT_S = 1.0
 """What is due sooner than this is waited for in memory."""
 _LATER_S = 10.0
-"""After how long a run that could not continue is retried."""
+"""After how long a run that could not continue is retried; twice as long after each further time."""
+_LATEST_S = 600.0
+_REASON_MOST = 1_000
 _AGAIN_S = 1.0
 """After how long a run that was left to another runner is retried, if no other runner has taken the seat."""
 
@@ -218,7 +223,7 @@ class Execution:
         dues = [self._services.dial.until_s(each.due_at) for each in self._work.waits if each.due_at is not None]
         return min(dues, default=None)
 
-    async def _suspend(self, wake_s: float | None) -> bool:
+    async def _suspend(self, wake_s: float | None, *, stuck: Stuck | None = None) -> bool:
         waits = sorted({each.deferred for each in self._work.waits if each.deferred is not None})
         inboxes = sorted({each.inbox for each in self._work.waits if each.inbox is not None})
         turns = self._work.turns
@@ -231,6 +236,7 @@ class Execution:
                 waits=waits,
                 inboxes=inboxes,
                 wake_s=None if wake_s is None else max(wake_s, 0.0),
+                stuck=stuck,
             )
         except PersistenceError as error:
             log.info("%s could not be suspended and stays in memory: %s", self._row.unit, error)
@@ -243,7 +249,8 @@ class Execution:
             return False
         if result == "suspended":
             if self._work.turns == turns:
-                self._count("suspended")
+                if stuck is None:
+                    self._count("suspended")
                 if self._work.waits_for_jobs:
                     self._held.watch_jobs()
                 return True
@@ -281,6 +288,12 @@ class Execution:
                     await self._end("interrupted")
             elif _may_change(error):
                 await self._retry_later(error)
+            elif self._is_wrong_code(error):
+                if self._is_interrupted:
+                    await self._compensate()
+                    await self._end("interrupted")
+                else:
+                    await self._retry_later(error)
             else:
                 log.warning("%s failed: %r", self._row.unit, error, exc_info=error)
                 if spans.on:
@@ -338,11 +351,24 @@ class Execution:
         self._count("again")
 
     async def _retry_later(self, error: BaseException) -> None:
-        log.error("%s cannot continue, and is retried later: %s", self._row.unit, error)
+        times = self._row.stuck_times
+        later_s = min(_LATER_S * 2 ** min(times, 10), _LATEST_S)
+        what = "%s is stuck and is tried again in %gs, or by the next holder of its shard: %s"
+        log.error(what, self._row.unit, later_s, said(error), exc_info=None if _may_change(error) else error)
+        self._count("stuck")
         if spans.on:
             spans.failed(error)
-        if not await self._suspend(_LATER_S):  # interruption requested: storage wants it to run, which it cannot
+        reason = storable(said(error)[:_REASON_MOST]).encode()
+        if not await self._suspend(
+            later_s, stuck=Stuck(reason, times + 1)
+        ):  # interruption requested: storage wants it to run, which it cannot
             await set_within(self._released, _LATER_S)
+
+    def _is_wrong_code(self, error: BaseException) -> bool:
+        """Whether the body itself has raised one of `stuck_on`, which other code may not."""
+        if isinstance(error, BaseExceptionGroup):
+            return any(map(self._is_wrong_code, error.exceptions))
+        return isinstance(error, self._kind.stuck_on) and not failure.is_of_step(error)
 
     async def _compensate(self) -> None:
         """Run the compensations, the last one first. Failures are recorded, and the others still run."""

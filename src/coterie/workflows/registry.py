@@ -153,14 +153,16 @@ class ShardWorkflows(LoopOccupant):
     # Lifecycle
 
     async def _live(self) -> None:
+        fresh = True
         while not self._closing:
             self._news.clear()
             try:
-                taken = await self._services.units.take([self.tenure.claim], most=self.most)
+                taken = await self._services.units.take([self.tenure.claim], most=self.most, fresh=fresh)
             except PersistenceError as error:
                 log.info("workflows of %s wait for the database: %s", self.tenure.seat, error)
                 await asyncio.sleep(AWAY_S)
                 continue
+            fresh = False
             if self.tenure.seat not in taken:
                 return
             self.receive(taken[self.tenure.seat])

@@ -41,7 +41,8 @@ HOT = {
     "look_for_units": f"{MINE}, 10",
     "wake_due_units": MINE,
     "units_after_jobs": f"'default', {SEATS}",
-    "suspend_unit": f"{ONE}, 'u1', array['d1', 'd2']::text[], 60, array['n']::text[]",
+    "retry_stuck_units": MINE,
+    "suspend_unit": f"{ONE}, 'u1', array['d1', 'd2']::text[], 60, array['n']::text[], null, 0",
     "start_unit": "'default', null, 60, null, 90, 5, null, 'new', 'n', 'i', 's1', 'p', 'd', '', 'u1', 'd1', 7",
     "get_unit": "'default', 'u1'",
     "digest_of_unit": "'default', 'u1'",
@@ -54,7 +55,16 @@ HOT = {
 }
 SELDOM = {"list_units", "list_tagged_units", "start_via"}
 """For people, who ask for whatever they like: it may walk. And for sessions of users, which plan as they are set."""
-FENCED = ("add_steps", "add_step", "write_steps", "end_units", "open_unit", "wake_due_units", "suspend_unit")
+FENCED = (
+    "add_steps",
+    "add_step",
+    "write_steps",
+    "end_units",
+    "open_unit",
+    "wake_due_units",
+    "retry_stuck_units",
+    "suspend_unit",
+)
 NAMES = ("units", "jobs", "steps", "deferreds", "run_inboxes", "seats", "runners")
 
 FENCE = [
@@ -144,7 +154,7 @@ FIRST = {
 PAGES_MOST = {"purge_units": 10_000}
 """Of one statement, 250 unless told: for 100 units that go and 1,000 that stay. Measured: 3 to 123, and 5,200."""
 
-WALKED = {"wake_due_units", "purge_units", "interrupt_children", "forget_children"}
+WALKED = {"wake_due_units", "retry_stuck_units", "purge_units", "interrupt_children", "forget_children"}
 """Those that find by `unit = any(…)`: before 17 that may be a walk as long as the table looks empty, see kv.sql."""
 
 

@@ -26,6 +26,7 @@ from coterie.observe.details import decoded, run_talk, step, token
 from coterie.storage.contracts.units import StepRecord, UnitRow, UnitStatus
 from coterie.work.tags import tag_of
 from coterie.workflows import recovery, run_history, run_messages
+from coterie.workflows.api import stuck_of
 from coterie.workflows.definition import require_id, unit_of
 
 if TYPE_CHECKING:
@@ -382,6 +383,7 @@ def _fields(row: UnitRow) -> dict[str, Any]:
         "ended_at": plain(row.ended_at),
         "wake_at": plain(row.wake_at),
         "error": None if row.error is None else failure.text_of(row.error),
+        "stuck": stuck_of(row),
     }
 
 
@@ -399,7 +401,9 @@ def _table(screen: Screen, runs: Sequence[WorkflowInfo], now: datetime) -> str:
             str(each.steps),
             screen.time(each.started_at, now),
             screen.time(each.changed_at, now),
-            one_line(each.error) or ("-" if each.wake_at is None else f"continues {screen.time(each.wake_at, now)}"),
+            one_line(each.error)
+            or (f"stuck: {one_line(each.stuck)}" if each.stuck else "")
+            or ("-" if each.wake_at is None else f"continues {screen.time(each.wake_at, now)}"),
         )
         for each in runs
     ]
@@ -428,6 +432,7 @@ def _shown(
         ("payload", as_json(decoded(row.payload))),
         ("started", both(row.started_at, now)),
         ("continues", "" if row.wake_at is None else both(row.wake_at, now)),
+        ("stuck", one_line(stuck_of(row))),
         ("ended", "" if row.ended_at is None else both(row.ended_at, now)),
         ("result", "" if row.value is None else as_json(decoded(row.value))),
         ("error", "" if row.error is None else one_line(failure.text_of(row.error))),

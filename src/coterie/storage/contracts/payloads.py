@@ -44,7 +44,9 @@ TABLES = (
     PayloadTable("executions", ("seat",), (), (), ("error", "note")),
     PayloadTable("crons", ("name",), (), (), ("error",)),
     PayloadTable("ticks", ("name", "kind", "at", "seq"), (), (), ("note",), ("errors",)),
-    PayloadTable("units", ("unit",), (), ("payload", "digest", "value", "error", "next_payload", "next_digest")),
+    PayloadTable(
+        "units", ("unit",), (), ("payload", "digest", "value", "error", "next_payload", "next_digest", "stuck")
+    ),
     PayloadTable("steps", ("unit", "branch", "position"), ("kind", "name"), ("digest", "value", "error")),
     PayloadTable("deferreds", ("unit", "name"), ("life",), ("value",), ("error",)),
     PayloadTable("run_messages", ("unit", "name", "id"), (), ("digest", "value")),

@@ -251,6 +251,18 @@ class UnitRow(msgspec.Struct, frozen=True, kw_only=True):
     """When that is to begin."""
     tags: str | None = None
     """By which it is found, as JSON."""
+    stuck: bytes | None = None
+    """Why it cannot go on, if it is suspended for that; None: it waits for something durable."""
+    stuck_times: int = 0
+    """How often in a row it could not."""
+
+
+class Stuck(msgspec.Struct, frozen=True):
+    """Why a run cannot go on, and is tried again later."""
+
+    reason: bytes
+    times: int
+    """How often in a row, with this time."""
 
 
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -447,11 +459,12 @@ class UnitStore(Protocol):
         """
         ...
 
-    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
+    async def take(self, claims: Sequence[Claim], *, most: int, fresh: bool = False) -> Mapping[str, TakenUnits]:
         """Return the workflows to run on these seats, by seat, up to `most` of each.
 
         Suspended ones that are due are made running, those whose time is over are asked to end, and next lives that
-        are kept of workflows that are over begin. A seat that is not held is left out.
+        are kept of workflows that are over begin. A seat that is not held is left out. `fresh`: the seats have a
+        new holder, whose code may be another one, so those that are stuck are made running too.
         """
         ...
 
@@ -471,10 +484,17 @@ class UnitStore(Protocol):
         ...
 
     async def suspend(
-        self, claim: Claim, unit: str, *, waits: Sequence[str], inboxes: Sequence[str] = (), wake_s: float | None
+        self,
+        claim: Claim,
+        unit: str,
+        *,
+        waits: Sequence[str],
+        inboxes: Sequence[str] = (),
+        wake_s: float | None,
+        stuck: Stuck | None = None,
     ) -> Literal["suspended", "ready", "over", "fenced"]:
         """Unload the unit until one of the deferreds named `waits` is resolved, something is sent to one of `inboxes`
-        (steps wait there), or `wake_s` have passed.
+        (steps wait there), or `wake_s` have passed. With `stuck` also until its seat has another holder.
 
         "ready": one of them is resolved already, something is in an inbox, or an interruption is requested: continue
         [M11]. What it waits for is locked while this is decided.

@@ -96,7 +96,7 @@ def note_of_tick(name: str) -> Place:
 
 
 def unit(unit: str, field: str) -> Place:
-    """A field of a unit: payload, digest, value, error."""
+    """A field of a unit: payload, digest, value, error, stuck."""
     return "units", field, unit
 
 

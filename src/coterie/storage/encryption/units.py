@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         StepResult,
         StepRow,
         StepWrite,
+        Stuck,
         TakenUnits,
         UnitEnd,
         UnitEndResult,
@@ -89,7 +90,7 @@ def open_first(keyring: Keyring, data: bytes | None, *places: Place) -> bytes | 
 class EncryptedUnits(EncryptedStore[UnitStore]):
     """See `storage.contracts.units.UnitStore`."""
 
-    passes = frozenset({"after_jobs", "suspend", "interrupt_children", "purge", "retry"})
+    passes = frozenset({"after_jobs", "interrupt_children", "purge", "retry"})
     table = "units"
 
     # For the holder of a seat
@@ -114,15 +115,29 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         found = await self._inner.open(claim, unit=unit, kind=kind, name=name, id=id, life=life)
         return found and self._snapshot(found)
 
-    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
+    async def take(self, claims: Sequence[Claim], *, most: int, fresh: bool = False) -> Mapping[str, TakenUnits]:
         """Return the workflows to run on these seats, by seat. One that cannot be read is left out."""
-        found = await self._inner.take(claims, most=most)
+        found = await self._inner.take(claims, most=most, fresh=fresh)
         return {seat: replace(each, rows=tuple(self._units(each.rows))) for seat, each in found.items()}
 
     async def load(self, claim: Claim, unit: str) -> UnitSnapshot | None:
         """Load a unit with its steps and deferreds. None: the seat is not held, or has no such unit."""
         found = await self._inner.load(claim, unit)
         return found and self._snapshot(found)
+
+    async def suspend(
+        self,
+        claim: Claim,
+        unit: str,
+        *,
+        waits: Sequence[str],
+        inboxes: Sequence[str] = (),
+        wake_s: float | None,
+        stuck: Stuck | None = None,
+    ) -> Literal["suspended", "ready", "over", "fenced"]:
+        """Unload the unit until it may go on."""
+        why = stuck and replace(stuck, reason=self._keyring.seal(stuck.reason, places.unit(unit, "stuck")))
+        return await self._inner.suspend(claim, unit, waits=waits, inboxes=inboxes, wake_s=wake_s, stuck=why)
 
     async def renew(self, next: NextLife) -> Literal["renewed", "over", "fenced"]:
         """Begin the next life of a running workflow."""
@@ -192,7 +207,7 @@ class EncryptedUnits(EncryptedStore[UnitStore]):
         return self._readable(rows, self._unit, key=attrgetter("unit"))
 
     def _unit(self, row: UnitRow) -> UnitRow:
-        fields = ("payload", "digest", "value", "error")
+        fields = ("payload", "digest", "value", "error", "stuck")
         return self._opened(row, fields, lambda field: places.unit(row.unit, field))
 
     def _snapshot(self, found: UnitSnapshot) -> UnitSnapshot:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         NextLife,
         StepResult,
         StepWrite,
+        Stuck,
         UnitEnd,
         UnitEndResult,
         UnitFork,
@@ -77,12 +78,14 @@ class PostgresUnits(PostgresStore):
         (told,) = await self._read("open_unit", claim.runner, claim.seat, claim.epoch, unit, kind, name, id, life)
         return await self.load(claim, unit) if told["held"] else None
 
-    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
+    async def take(self, claims: Sequence[Claim], *, most: int, fresh: bool = False) -> Mapping[str, TakenUnits]:
         """Return the workflows to run on these seats, by seat."""
         taken: dict[str, TakenUnits] = {}
         for runner in dict.fromkeys(claim.runner for claim in claims):
             mine = [claim for claim in claims if claim.runner == runner]
             columns = [claim.seat for claim in mine], [claim.epoch for claim in mine]
+            if fresh:
+                await self._read("retry_stuck_units", runner, *columns)  # idempotent: repeated after a lost answer
             found = await self._look(runner, *columns, most=most)
             if any(each.wake_at is not None and each.wake_at <= each.now for each in found.values()):
                 await self._do_what_is_due(runner, *columns)
@@ -125,11 +128,19 @@ class PostgresUnits(PostgresStore):
         )
 
     async def suspend(
-        self, claim: Claim, unit: str, *, waits: Sequence[str], inboxes: Sequence[str] = (), wake_s: float | None
+        self,
+        claim: Claim,
+        unit: str,
+        *,
+        waits: Sequence[str],
+        inboxes: Sequence[str] = (),
+        wake_s: float | None,
+        stuck: Stuck | None = None,
     ) -> Literal["suspended", "ready", "over", "fenced"]:
         """Unload the unit until something it waits for is resolved, or `wake_s` have passed."""
         due_s = None if wake_s is None else min(wake_s, LONGEST_S)
-        names = sorted(set(waits)), due_s, sorted(set(inboxes))
+        why = (None, 0) if stuck is None else (stuck.reason, stuck.times)
+        names = sorted(set(waits)), due_s, sorted(set(inboxes)), *why
         rows = await self._read(
             "suspend_unit", claim.runner, claim.seat, claim.epoch, unit, *names
         )  # idempotent: repeated after a lost answer

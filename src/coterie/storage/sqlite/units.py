@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         StepResult,
         StepRow,
         StepWrite,
+        Stuck,
         UnitEnd,
         UnitEndResult,
         UnitFork,
@@ -130,7 +131,7 @@ def opened(
 
 
 def taken(
-    connection: apsw.Connection, scope: Scope, claims: Sequence[Claim], *, most: int, is_written: bool
+    connection: apsw.Connection, scope: Scope, claims: Sequence[Claim], *, most: int, fresh: bool, is_written: bool
 ) -> dict[str, TakenUnits] | None:
     """The workflows to run on the seats that are held; None: something must be written first."""
     with snapshot(connection):
@@ -139,6 +140,8 @@ def taken(
         wakes = _WAKES.decode(connection.execute(SQL["wakes"], names).get)
         if not is_written and any(at_ns is not None and at_ns <= names["now_ns"] for at_ns in wakes.values()):
             return None
+        if fresh and not is_written and connection.execute(SQL["stuck"], names).get:
+            return None
         rows: dict[str, list[UnitRow]] = {seat: [] for seat in held}
         for row in map(_unit, connection.execute(SQL["taken"], names)):
             rows[row.seat].append(row)
@@ -146,8 +149,11 @@ def taken(
     return {seat: TakenUnits(tuple(rows[seat]), to_instant(wakes[seat]), now) for seat in held}
 
 
-def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim]) -> None:
-    """Begin kept lives, wake units that are due, ask those to end whose time is over: on seats that are held."""
+def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim], *, fresh: bool) -> None:
+    """Begin kept lives, wake units that are due, ask those to end whose time is over: on seats that are held.
+
+    With a new holder also those that are stuck go on.
+    """
     seats = _held(connection, scope, claims)
     names = bindings(scope, seats=encoded(seats), most=_MOST_KEPT)
     kept = _UNITS.decode(connection.execute(SQL["kept"], names).get)
@@ -157,6 +163,8 @@ def wake_due(connection: apsw.Connection, scope: Scope, claims: Sequence[Claim])
         forget_rows(connection, scope, kept)
         connection.execute(SQL["begin_kept"], bindings(scope, units=encoded(kept)))
     connection.execute(SQL["wake_due"], names)
+    if fresh:
+        connection.execute(SQL["retry_stuck"], names)
     connection.execute(SQL["time_out"], names)
 
 
@@ -175,6 +183,7 @@ def suspend(
     waits: Sequence[str],
     inboxes: Sequence[str] = (),
     wake_s: float | None,
+    stuck: Stuck | None = None,
 ) -> Suspended:
     """Unload a unit, unless it can continue. The write lock is held, so that does not change meanwhile [M11]."""
     if not states.proven(connection, scope, claim, about=unit):
@@ -186,7 +195,9 @@ def suspend(
     if row.interrupting or connection.execute(SQL["ready"], names).get:
         return "ready"
     wake_at_ns = None if wake_s is None else later_ns(scope, wake_s)
-    connection.execute(SQL["suspend"], bindings(scope, unit=unit, wake_at_ns=wake_at_ns))
+    reason, times = (None, 0) if stuck is None else (stuck.reason, stuck.times)
+    why = bindings(scope, unit=unit, wake_at_ns=wake_at_ns, stuck=reason, stuck_times=times)
+    connection.execute(SQL["suspend"], why)
     return "suspended"
 
 
@@ -476,12 +487,12 @@ class SqliteUnits(SqliteStore):
         """Durable when it returns "written"."""
         return cast("UnitEndResult", await self._write(write))
 
-    async def take(self, claims: Sequence[Claim], *, most: int) -> Mapping[str, TakenUnits]:
+    async def take(self, claims: Sequence[Claim], *, most: int, fresh: bool = False) -> Mapping[str, TakenUnits]:
         """Return the workflows to run. Takes the contended write lock only if something is due by itself."""
-        found = await self._taken(claims, most=most, is_written=False)
+        found = await self._taken(claims, most=most, fresh=fresh, is_written=False)
         if found is None:
-            await self._wake_due(claims)
-            found = await self._taken(claims, most=most, is_written=True)
+            await self._wake_due(claims, fresh=fresh)
+            found = await self._taken(claims, most=most, fresh=fresh, is_written=True)
         assert found is not None
         return found
 

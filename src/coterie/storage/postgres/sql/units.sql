@@ -177,7 +177,7 @@ with items as materialized (
     where e.kind = 'workflow'
     on conflict (cluster, unit) do update -- always: the row is there, and locked, see kv.sql
     set status = excluded.status, value = excluded.value, error = excluded.error, ended_at = excluded.ended_at,
-        changed_at = excluded.changed_at, wake_at = null, starts_at = null, times_out_at = null,
+        changed_at = excluded.changed_at, wake_at = null, starts_at = null, times_out_at = null, stuck = null,
         interrupts_children = excluded.interrupts_children, held = excluded.held, failed_steps = excluded.failed_steps
     returning u.unit
 ), gone as (
@@ -366,6 +366,28 @@ from (select unit, branch, position, name from coterie.steps where cluster = $1 
 where u.status = 'suspended' and u.seat = any($2::text[]) and (j.open = 0 or j.failed > 0)
 order by u.unit;
 
+-- name: retry_stuck_units
+-- Make units running that are stuck, on seats that are held: their new holder may have other code.
+with /* include me */, held as materialized (
+    select s.name
+    from unnest($3::text[], $4::bigint[]) as u (seat, epoch)
+        join coterie.seats as s on s.name = u.seat and s.epoch = u.epoch
+        cross join me
+    where s.cluster = $1 and s.name = any($3::text[]) and s.holder = $2
+    order by s.name
+    for share of s
+), stuck as materialized (
+    select u.unit
+    from held cross join lateral (
+        select unit from coterie.units where cluster = $1 and seat = held.name and stuck is not null offset 0
+    ) as u
+    order by u.unit
+)
+update coterie.units as u
+set status = 'running', wake_at = null, stuck_times = 0, changed_at = clock_timestamp()
+where u.cluster = $1 and u.unit = any(array(select unit from stuck)) and u.status = 'suspended' and u.stuck_times > 0
+returning u.unit;
+
 -- name: suspend_unit
 -- Unload a workflow, unless one of the deferreds it waits for is resolved, or something is in one of its inboxes [M11].
 with /* include fence_of_one (s.name) */, goes_on as materialized (
@@ -396,7 +418,7 @@ with /* include fence_of_one (s.name) */, goes_on as materialized (
     ) as i
 ), suspended as (
     update coterie.units as u
-    set status = 'suspended', changed_at = clock_timestamp(),
+    set status = 'suspended', changed_at = clock_timestamp(), stuck = $9::bytea, stuck_times = $10::int,
         wake_at = clock_timestamp() + make_interval(secs => $7::float8)
     where u.cluster = $1 and u.unit = $5 and exists (select from goes_on) and u.ended_at is null and not u.interrupting
         and (select count(*) from made) + (select count(*) from locked) = cardinality($6::text[])

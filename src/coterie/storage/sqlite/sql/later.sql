@@ -53,7 +53,7 @@ select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.i
     u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
     (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest,
     u.waited_as, u.retries, u.held, u.failed_steps, u.starts_at_ns, u.times_out_at_ns, u.interrupted_for, u.next_life,
-    u.next_at_ns, u.tags
+    u.next_at_ns, u.tags, u.stuck, u.stuck_times
 from unit_tags as g cross join units as u on u.cluster = g.cluster and u.unit = g.unit
 where g.cluster = :cluster and g.name = :tag and g.value = :tag_value and (:status is null or u.status = :status)
     and (:name is null or u.name = :name) and (:before_ns is null or u.started_at_ns < :before_ns)

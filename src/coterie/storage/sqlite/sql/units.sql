@@ -52,7 +52,7 @@ from json_each(:rows) as asked
 -- Workflows are over.
 update or rollback units
 set status = said.column2, value = said.column3, error = said.column4, ended_at_ns = ?2, changed_at_ns = ?2,
-    wake_at_ns = null, starts_at_ns = null, times_out_at_ns = null,
+    wake_at_ns = null, starts_at_ns = null, times_out_at_ns = null, stuck = null,
     interrupts_children = said.column2 <> 'done' and not said.column5, held = said.column5,
     failed_steps = said.column6
 from (
@@ -102,7 +102,7 @@ where cluster = :cluster and unit in (select value from json_each(:units)) and e
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
     life, digest, waited_as, retries, held, failed_steps,
-    starts_at_ns, times_out_at_ns, interrupted_for, next_life, next_at_ns, tags
+    starts_at_ns, times_out_at_ns, interrupted_for, next_life, next_at_ns, tags, stuck, stuck_times
 from units as u where cluster = :cluster and unit = :unit;
 
 -- name: steps
@@ -204,7 +204,7 @@ select u.unit, u.kind, u.name, u.id, u.seat, u.status, u.payload, u.version, u.i
     u.started_at_ns, u.changed_at_ns, u.ended_at_ns, u.wake_at_ns,
     (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done), u.life, u.digest, u.waited_as,
     u.retries, u.held, u.failed_steps,
-    u.starts_at_ns, u.times_out_at_ns, u.interrupted_for, u.next_life, u.next_at_ns, u.tags
+    u.starts_at_ns, u.times_out_at_ns, u.interrupted_for, u.next_life, u.next_at_ns, u.tags, u.stuck, u.stuck_times
 from json_each(:seats) as asked
     cross join units as u on u.rowid in (
         select rowid from units
@@ -223,9 +223,24 @@ select exists (
     where cluster = :cluster and unit = :unit and name in (select value from json_each(:inboxes)) and received_at_ns is null
 );
 
+-- name: stuck
+-- Whether there are units on these seats that are stuck.
+select exists (
+    select 1 from units
+    where cluster = :cluster and seat in (select value from json_each(:seats)) and stuck is not null
+        and status = 'suspended'
+);
+
+-- name: retry_stuck
+-- They are tried again: their new holder may have other code.
+update units set status = 'running', wake_at_ns = null, stuck_times = 0, changed_at_ns = :now_ns
+where cluster = :cluster and seat in (select value from json_each(:seats)) and stuck is not null
+    and status = 'suspended';
+
 -- name: suspend
 -- Suspend a unit until it is due.
-update units set status = 'suspended', wake_at_ns = :wake_at_ns, changed_at_ns = :now_ns
+update units
+set status = 'suspended', wake_at_ns = :wake_at_ns, changed_at_ns = :now_ns, stuck = :stuck, stuck_times = :stuck_times
 where cluster = :cluster and unit = :unit;
 
 -- name: resolve
@@ -291,7 +306,7 @@ where cluster = :cluster and unit = :unit and kind = 'workflow' and status = 'su
 select unit, kind, name, id, seat, status, payload, version, interrupting, parent, value, error, started_at_ns,
     changed_at_ns, ended_at_ns, wake_at_ns, (select count(*) from steps as t where t.cluster = u.cluster and t.unit = u.unit and t.done),
     life, digest, waited_as, retries, held, failed_steps,
-    starts_at_ns, times_out_at_ns, interrupted_for, next_life, next_at_ns, tags
+    starts_at_ns, times_out_at_ns, interrupted_for, next_life, next_at_ns, tags, stuck, stuck_times
 from units as u
 where cluster = :cluster and (:status is null or status = :status) and (:name is null or name = :name)
     and (:before_ns is null or started_at_ns < :before_ns)

@@ -1,0 +1,7 @@
+-- Runs that cannot go on until the program is another one, or something is in reach again.
+
+-- `stuck` is the reason why a suspended run is tried again later; `stuck_times` is how often that came to nothing.
+alter table units add column stuck blob;
+alter table units add column stuck_times integer not null default 0;
+
+create index units_stuck on units (cluster, seat) where stuck is not null;
