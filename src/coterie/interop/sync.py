@@ -336,6 +336,12 @@ class SyncWorkflowHandle(Generic[T_co]):
         """See `WorkflowHandle.published`."""
         return self._cluster.run(lambda: self._handle.published(name, type))
 
+    def follow(self, name: str, type: type[V], /, *, after: int = 0) -> Iterator[V]:
+        """Each value that the run publishes, until it has ended: as `WorkflowHandle.follow`. The thread waits."""
+        values = self._handle.follow(name, type, after=after)
+        while one := self._cluster.run(partial(_page, values, most=1)):
+            yield from one
+
     def steps(self) -> Sequence[StepInfo]:
         """The steps of the run: as `WorkflowHandle.steps`."""
         return self._cluster.run(self._handle.steps)
@@ -380,11 +386,11 @@ def _closing(*calls: Awaitable[Any]) -> Iterator[None]:
         raise
 
 
-async def _page(items: AsyncIterator[T]) -> list[T]:
+async def _page(items: AsyncIterator[T], *, most: int = _PAGE) -> list[T]:
     """The next items; none: there are no more."""
     page: list[T] = []
     async for item in items:
         page.append(item)
-        if len(page) == _PAGE:
+        if len(page) == most:
             break
     return page

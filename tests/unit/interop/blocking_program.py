@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from coterie import Cluster, Deferred, Entity, Workflow, rpc
+from coterie import Cluster, Deferred, Entity, Task, Workflow, rpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Coroutine, Iterator
 
 SHARDS = 3
 FAR = "60s"  # a machine that is busy
@@ -78,6 +78,20 @@ async def _publish(name: str, token: str) -> None:
     tokens[name] = token
 
 
+async def greet(workflow: Workflow, greeting: str) -> str:
+    """A run that is sent names until one is empty, and publishes what it makes of them."""
+    while name := await workflow.receive("name", str):
+        await workflow.publish("said", f"{greeting} {name}")
+    return "bye"
+
+
+async def label(text: str, times: int) -> str:
+    """The body of a task."""
+    return text * times
+
+
+labels: list[Task[[str, int], str, Coroutine[Any, Any, str]]] = []
+"""The tasks of the programs that were made, the newest last."""
 tokens: dict[str, str] = {}
 """The tokens of the runs of `approve`."""
 
@@ -88,6 +102,8 @@ def program(url: str) -> Cluster:
     cluster.entity(Account)
     cluster.workflow(double)
     cluster.workflow(approve)
+    cluster.workflow(greet)
+    labels.append(cluster.task(label))
     return cluster
 
 

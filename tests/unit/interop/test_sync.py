@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import signal
 import sys
 import threading
@@ -19,22 +20,35 @@ from coterie import (
     ConfigurationError,
     DeferredRejected,
     KeyConflict,
+    KeyValueStore,
     MalformedMessage,
     MessageCancelled,
     ShuttingDown,
     WorkflowFailed,
+    WorkflowHandle,
     WorkflowInterrupted,
     WorkflowNotFound,
 )
 from coterie.interop import loop_thread
+from coterie.interop.sync import SyncCluster, SyncKeyValueStore, SyncWorkflowHandle
 from coterie.program import Program
-from tests.unit.interop.blocking_program import FAR, Account, Refused, approve, double, program, runner, tokens, waits
+from tests.unit.interop.blocking_program import (
+    FAR,
+    Account,
+    Refused,
+    approve,
+    double,
+    greet,
+    labels,
+    program,
+    runner,
+    tokens,
+    waits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from coterie.interop.sync import SyncCluster
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -116,6 +130,52 @@ def test_workflows_and_deferreds(c: SyncCluster) -> None:
     with pytest.raises(WorkflowInterrupted):
         never.result(timeout=FAR)
     tokens.clear()
+
+
+def test_runs_are_sent_messages_and_followed(c: SyncCluster) -> None:
+    run = c.start_workflow(greet, "hello", id="greeting", tags={"of": "tests"})
+    for name in ("ann", "bob"):
+        run.send("name", name, key=name)
+        run.send("name", name, key=name)
+    said = run.follow("said", str)
+    assert [next(said), next(said)] == ["hello ann", "hello bob"]
+    assert run.published("said", str) == "hello bob"
+    run.send("name", "")
+    assert list(said) == []
+    assert run.result(timeout=FAR) == "bye"
+    assert list(run.follow("said", str, after=1)) == ["hello bob"]
+    assert {each.name for each in run.steps()} >= {"name", "said"}
+
+
+def test_jobs_are_sent_and_called(c: SyncCluster) -> None:
+    label = labels[-1]
+    job = c.send(label.job("ab", 2), key="one", tags={"of": "tests"})
+    assert c.send(label.job("ab", 2), key="one") == job
+    assert c.result(job, timeout=FAR) == "abab"
+    assert c.call(label.job("c", 3), timeout=FAR) == "ccc"
+    many = c.send_many([label.job("d", number) for number in range(3)])
+    assert [c.result(each, timeout=FAR) for each in many] == ["", "d", "dd"]
+    later = c.send(label.job("e", 1), delay="1h")
+    assert c.cancel(later)
+
+
+ON_THE_LOOP = {
+    *("connect", "client_lifespan", "is_shutting_down", "lifespan", "poll_storage", "ready", "start", "stop", "sync"),
+    *("is_local", "transaction", "run"),
+    *("crons", "entities", "groups", "jobs", "queues", "schedules", "singletons", "tasks", "workflows"),
+}
+"""What runners are for, what differs without a loop, and what `c.run` is for."""
+
+
+@pytest.mark.parametrize(
+    ("awaited", "blocking"),
+    [(Cluster, SyncCluster), (WorkflowHandle, SyncWorkflowHandle), (KeyValueStore, SyncKeyValueStore)],
+)
+def test_each_method_has_the_options_of_the_one_that_is_awaited(awaited: type, blocking: type) -> None:
+    for name, method in vars(awaited).items():
+        if not name.startswith("_") and callable(method) and name not in ON_THE_LOOP:
+            options = list(inspect.signature(getattr(blocking, name)).parameters)
+            assert options == list(inspect.signature(method).parameters), name
 
 
 def test_keys_ids_and_health(c: SyncCluster) -> None:
