@@ -63,7 +63,7 @@ DAILY = [
     "claimed job and a schedule: fire when j1 is over x purge jobs",
     "seat: claim job x release",
     "unit that is stuck: suspend x retry stuck",
-    "unit that is stuck: retry stuck x end",
+    "unit that is stuck: end x retry stuck",
     "incoming row: move x cancel",
     "incoming row that is the same: purge x purge",
     "incoming row and a free key: move x insert",
