@@ -108,6 +108,10 @@ class PayloadProgram:
         async def refused(workflow: Workflow, text: str) -> str:
             raise ValueError(text)
 
+        @cluster.workflow
+        async def wrong(workflow: Workflow, text: str) -> str:
+            raise NameError(text)
+
         @cluster.task(retry=Retry.never)
         async def label(text: str) -> str:
             return text
@@ -116,7 +120,7 @@ class PayloadProgram:
         async def tear(text: str) -> None:
             raise ValueError(text)
 
-        self.label, self.tear = label, tear
+        self.label, self.tear, self.wrong = label, tear, wrong
         self.account, self.ship, self.reverse, self.refused = Account, ship, reverse, refused
 
     async def use_everything(self) -> None:
@@ -143,6 +147,8 @@ class PayloadProgram:
         await cluster.start_workflow(self.ship, MARK, id="from-transaction", debounce="1h")  # kept as its next life
         await cluster.resolve(self.tokens["from-transaction paid"], MARK)
         await cluster.reject(self.tokens["from-transaction lost"], MARK)
+        stuck = await cluster.start_workflow(self.wrong, MARK, id="1")
+        await until(lambda: self._is_suspended(stuck))
         await cluster.crons.trigger("nightly")
         await until(self._has_failed_tick)
         await until(self._has_led)
@@ -178,6 +184,9 @@ class PayloadProgram:
 
     async def _has_ended(self, handle: Any) -> bool:
         return bool(await handle.status() == "failed")
+
+    async def _is_suspended(self, handle: Any) -> bool:
+        return bool(await handle.status() == "suspended")
 
     async def _has_tokens(self) -> bool:
         return len(self.tokens) == 2
