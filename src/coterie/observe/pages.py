@@ -256,12 +256,14 @@ def workflow(info: WorkflowInfo) -> WorkflowLine:
         ended_at=info.ended_at,
         wake_at=info.wake_at,
         error=info.error,
+        stuck=info.stuck,
     )
 
 
 def without_text(line: WorkflowLine) -> WorkflowLine:
-    """The same without its error's message."""
-    return line if line.error is None else msgspec.structs.replace(line, error=worded(line.error, texts=False))
+    """The same without the messages of its errors."""
+    error, stuck = (each and worded(each, texts=False) for each in (line.error, line.stuck))
+    return msgspec.structs.replace(line, error=error, stuck=stuck)
 
 
 _DEAD_MOST = 200

@@ -286,6 +286,8 @@ class WorkflowLine(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None
     wake_at: datetime | None
     error: str | None
+    stuck: str | None = None
+    """Why it cannot go on with the present code; it is tried again."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):

@@ -192,15 +192,17 @@ def test_no_text_of_the_program_is_shown_where_none_is_wanted() -> None:
         wake_at=None,
         error=f"ValueError: {SECRET}",
     )
+    stuck = msgspec.structs.replace(run, id="order-8", status="suspended", error=None, stuck=f"NameError: {SECRET}")
     dead = letter("a", f"OSError: {SECRET}")
 
     def told(*, texts: bool) -> str:
-        made = pages(facts, dead, workflows=(run,), dead_jobs=[dead_job("id-1")], texts=texts)
+        made = pages(facts, dead, workflows=(run, stuck), dead_jobs=[dead_job("id-1")], texts=texts)
         return str(msgspec.to_builtins({page: getattr(made, page)() for page in PAGES}))
 
     assert SECRET not in told(texts=False)
     assert told(texts=False).count("ValueError") >= 3, "types are no secret"
-    assert told(texts=True).count(SECRET) >= 5
+    assert "NameError" in told(texts=False), "why a run is stuck is shown"
+    assert told(texts=True).count(SECRET) >= 6
     assert "payload" not in told(texts=True)
 
 

@@ -18,8 +18,8 @@ const KINDS = { running: "busy", suspended: "off", done: "good", failed: "bad", 
 const STATUSES = [["", "any"], ["running", "running"], ["suspended", "waiting"], ["done", "done"], ["failed", "failed"], ["interrupted", "interrupted"]];
 
 function statusOf(row) {
-  const word = row.status === "suspended" ? "waiting" : row.status;
-  return state(KINDS[row.status] ?? "off", row.interrupting && !row.ended_at ? `${word}, being interrupted` : word, row.status === "suspended" ? "○" : undefined);
+  const word = row.stuck ? "stuck" : row.status === "suspended" ? "waiting" : row.status;
+  return state(row.stuck ? "warn" : KINDS[row.status] ?? "off", row.interrupting && !row.ended_at ? `${word}, being interrupted` : word, row.status === "suspended" && !row.stuck ? "○" : undefined);
 }
 
 function view({ params }) {
@@ -51,7 +51,7 @@ function view({ params }) {
           { title: "Started", cell: (row) => time(row.started_at) },
           { title: "Changed", class: "extra", cell: (row) => time(row.changed_at) },
           ...(found.some((row) => row.wake_at) ? [{ title: "Wakes", cell: (row) => row.wake_at && time(row.wake_at) }] : []),
-          { title: "Error", class: "grow", cell: (row) => row.error && h("span", { class: "clip" }, words(row.error)) },
+          { title: "Error", class: "grow", cell: (row) => (row.error || row.stuck) && h("span", { class: "clip" }, words(row.error || row.stuck)) },
         ],
         empty: all.length ? h("p", { class: "dim" }, "No run matches.") : empty("No workflow has run yet. Add one, and start it:", "@cluster.workflow\nasync def checkout(workflow: Workflow, order: Order) -> str: …\n\nawait cluster.start_workflow(checkout, order, id=\"order-7\")"),
       })),
@@ -77,6 +77,7 @@ function shown(params, line, data) {
       ["ended", line.ended_at && [time(line.ended_at), `, took ${duration((Date.parse(line.ended_at) - Date.parse(line.started_at)) / 1000)}`]],
       ["wakes", line.wake_at && !line.ended_at && time(line.wake_at)],
       ["retried", data.retries > 0 && counted(data.retries, "time")],
+      ["stuck", line.stuck && words(line.stuck)],
       ["error", (data.error ?? line.error) && words(data.error ?? line.error)],
     ]),
     (data.children ?? []).length > 0 && [h("h3", null, "Children"), h("p", { class: "children" }, data.children.map((child, index) => h("span", { key: `${index}` }, index > 0 && ", ", h("a", { href: link("workflows", { ...params, name: child.name, id: child.id }) }, name(child.name, 40), "/", name(child.id, 40)), ` ${child.status ?? "deleted"}`)))],
