@@ -111,6 +111,11 @@ async def delivery(workflow: Workflow, order: str) -> str:
     return await workflow.step("book", book, by)
 
 
+@cluster.workflow
+async def invoice(workflow: Workflow, order: str) -> str:
+    raise NameError(f"name 'totl' is not defined {MARKUP}")
+
+
 async def book(by: str) -> str:
     booked = await cluster.kv.modify(f"booked/{by}", lambda times: (times or 0) + 1)
     if booked == 1:
@@ -158,6 +163,7 @@ async def fill() -> None:
         for number in range(6):
             await cluster.start_workflow(checkout, f"{MARKUP} {number}", id=f"order-{number}")
         await cluster.start_workflow(delivery, "parcel", id="parcel")
+        await cluster.start_workflow(invoice, "parcel", id="parcel")
 
 
 if __name__ == "__main__":

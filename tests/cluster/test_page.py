@@ -228,6 +228,12 @@ def test_steps_are_drawn_on_a_line_of_time_with_what_is_known_of_them(window: Wi
     window.wait_for("when each of them ran is not stored")
 
 
+def test_a_run_whose_code_is_wrong_is_shown_as_stuck_with_the_reason(window: Window) -> None:
+    window.open("workflows?name=invoice&id=parcel")
+    window.wait_for("stuck", "table[aria-label='runs of workflows'] tr:has-text('invoice') [data-label=State]")
+    window.wait_for("name 'totl' is not defined", ".detail .terms")
+
+
 def test_moves_of_shards_are_replayed_by_keys(window: Window) -> None:
     """From event to event, with what happened as text; nothing moves by itself where less motion is wanted."""
     moves = [
