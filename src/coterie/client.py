@@ -18,7 +18,7 @@ from coterie.errors import CoterieError, NotReady, PersistenceError, RunnerUnava
 from coterie.kernel import spans
 from coterie.kernel.clock import Clock, SystemClock
 from coterie.kernel.fork_guard import ProcessOrigin
-from coterie.kernel.ids import Seat, new_incarnation
+from coterie.kernel.ids import Seat, ShardId, new_incarnation
 from coterie.kernel.random import Random
 from coterie.kernel.service import Service
 from coterie.kernel.supervisor import Supervisor
@@ -44,7 +44,7 @@ from coterie.work.pruner import Pruner, Table
 from coterie.work.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from coterie.entities.persisted.commit_watcher import News
     from coterie.settings import Settings
@@ -174,6 +174,13 @@ class Client(Service):
     async def runners(self) -> Sequence[RunnerRow]:
         """All runners that are registered just now."""
         return (await self.storage.view()).runners
+
+    async def shards(self) -> Mapping[ShardId, str | None]:
+        """All shards, each with the name of the runner that holds it just now, or None."""
+        view = await self.storage.view()
+        names: dict[str | None, str] = {row.id: row.name for row in view.runners}
+        split = ((Seat.split(seat.name), seat.holder) for seat in view.seats)
+        return {ShardId.parse(name): names.get(holder) for (kind, name), holder in split if kind == "shard"}
 
     async def drain(self, runner: str) -> None:
         """Ask a runner, by its id or name, to release all its seats and take no new ones. Does not wait for that.

@@ -11,8 +11,6 @@ from coterie.client import Runners
 from coterie.definitions import Definitions
 from coterie.entities.persisted.api import Messages
 from coterie.entities.persisted.edit import send_edited
-from coterie.entities.persisted.outcome import transaction_here
-from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.entities.reference import address_of
 from coterie.kernel import spans
 from coterie.kernel.durations import seconds_or_none
@@ -26,7 +24,7 @@ from coterie.program import Program
 from coterie.runner import Runner
 from coterie.settings import Settings, SettingsOverrides
 from coterie.singletons.api import Singletons
-from coterie.workflows.start_options import AT_ONCE, start_options
+from coterie.workflows.start_options import start_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -45,14 +43,12 @@ if TYPE_CHECKING:
     from coterie.observe.health import Health
     from coterie.schedules.api import Schedules
     from coterie.settings import Encrypted
-    from coterie.storage.contracts.units import UnitStartResult
     from coterie.tasks.api import Jobs
     from coterie.tasks.pauses import Pauses
     from coterie.tasks.queues import Queues
     from coterie.web.server import HttpServer
     from coterie.work.transaction import Transaction
     from coterie.workflows.api import WorkflowHandle, Workflows
-    from coterie.workflows.start_options import StartOptions
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -95,8 +91,8 @@ class Cluster(Definitions):
         self._participant = Participant(self.settings.name)
         self._acting = acting = self._participant.acting
         self._writing = writing = self._participant.writing
-        self._program = Program(self, acting, self._start_workflow)
-        self._bus = MessageBus(self._program, acting, lambda: self._outbox)
+        self._program = Program(self, acting, lambda *what, **how: self._bus.start_run(*what, **how))
+        self._bus: MessageBus = MessageBus(self._program, self._participant, lambda: self._outbox)
         self.kv: KeyValueStore[Any] = KeyValueStore(
             lambda: acting().values, codec_for(Any), claim=self._participant.claim
         )
@@ -530,33 +526,11 @@ class Cluster(Definitions):
         options = start_options(
             again=again, at=at, delay=delay, timeout=timeout, tags=tags, debounce=debounce, at_latest=at_latest
         )
-        if again and (via is not None or (not self._participant.is_elsewhere() and transaction_here() is not None)):
-            raise RuntimeError(
-                "start_workflow(…, again=True) is a commit of its own: call it outside of the transaction"
-            )
-        if isinstance(via, TransactionBlock):  # it is that of `transaction_here`
-            via.require_here()
-        elif via is not None:
-            await self._outbox.start(self._program.workflows.of(workflow), payload, id, via, options=options)
-            return self.workflow_handle(workflow, id)
-        transaction = None if self._participant.is_elsewhere() else transaction_here()
-        if transaction is None:
-            started = await self._start_workflow(workflow, payload, id, options=options)
-            return self._workflow_handle(workflow, id, life=started.row.life)
-        from coterie.workflows.api import start_within
-
-        kind = self._program.workflows.of(workflow)
-        await start_within(transaction, self._acting(), kind, payload, id, options=options)
-        return self.workflow_handle(workflow, id)
+        return await self._bus.start(workflow, payload, id, via=via, options=options)
 
     def workflow_handle(self, workflow: WorkflowFn[Any, T], id: str) -> WorkflowHandle[T]:
         """The handle of a run, whether the run exists or not. No I/O."""
-        return self._workflow_handle(workflow, id, life=None)
-
-    def _workflow_handle(self, workflow: WorkflowFn[Any, T], id: str, *, life: int | None) -> WorkflowHandle[T]:
-        from coterie.workflows.api import handle_of
-
-        return handle_of(self._program.workflows.of(workflow), id, self._acting, self._writing, life=life)
+        return self._bus.workflow_handle(workflow, id)
 
     async def resolve(self, token: str, value: object) -> None:
         """Resolve a deferred with a value, from any process. The first value wins.
@@ -574,22 +548,6 @@ class Cluster(Definitions):
         from coterie.workflows.api import settle
 
         await settle(self._writing("cluster.reject"), token, error=error)
-
-    async def _start_workflow(
-        self,
-        workflow: Any,
-        payload: Any,
-        id: str,
-        *,
-        parent: str | None = None,
-        waited_as: str = "",
-        options: StartOptions = AT_ONCE,
-    ) -> UnitStartResult:
-        from coterie.workflows.api import start
-
-        kind = self._program.workflows.of(workflow)
-        here = self._writing("cluster.start_workflow")
-        return await start(here, kind, payload, id, parent=parent, waited_as=waited_as, options=options)
 
     # Maintenance and health
 
@@ -638,7 +596,4 @@ class Cluster(Definitions):
 
     async def shards(self) -> Mapping[ShardId, str | None]:
         """All shards, each with the name of the runner that holds it just now, or None."""
-        view = await self._acting().storage.view()
-        names: dict[str | None, str] = {row.id: row.name for row in view.runners}
-        split = ((Seat.split(seat.name), seat.holder) for seat in view.seats)
-        return {ShardId.parse(name): names.get(holder) for (kind, name), holder in split if kind == "shard"}
+        return await self._acting().shards()

@@ -1,26 +1,32 @@
-"""What a `Cluster` sends: calls of entities and jobs of tasks, alone, many, and with the commits of users."""
+"""What a `Cluster` sends: calls of entities, jobs of tasks, starts of workflows; also with the commits of users."""
 
 from __future__ import annotations
 
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
+from coterie.entities.persisted.outcome import transaction_here
+from coterie.entities.persisted.transaction import TransactionBlock
 from coterie.entities.reference import Call, require_sendable
 from coterie.errors import CoterieError
 from coterie.kernel.durations import Duration, seconds_or_none, to_seconds
 from coterie.kernel.ids import is_job
 from coterie.work.tags import tags_of
+from coterie.workflows.start_options import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from coterie.client import Client
     from coterie.entities.reference import Sendable
     from coterie.interop.transactional_outbox import TransactionalOutbox
     from coterie.kernel.ids import MessageId
+    from coterie.participant import Participant
     from coterie.program import Program
+    from coterie.storage.contracts.units import UnitStartResult
     from coterie.tasks.task import Job
+    from coterie.workflows.api import WorkflowHandle
+    from coterie.workflows.start_options import StartOptions
 
 
 class MessageBus:
@@ -28,15 +34,14 @@ class MessageBus:
 
     Args:
         program: Its entities and tasks.
-        acting: Returns the client or runner to act through.
+        participant: Knows the client or runner to act through.
         outbox: Returns what sends within users' transactions.
     """
 
-    def __init__(
-        self, program: Program, acting: Callable[[], Client], outbox: Callable[[], TransactionalOutbox]
-    ) -> None:
+    def __init__(self, program: Program, participant: Participant, outbox: Callable[[], TransactionalOutbox]) -> None:
         self._program = program
-        self._acting = acting
+        self._participant = participant
+        self._acting = participant.acting
         self._outbox = outbox
 
     async def call(self, call: object, *, timeout: Duration | None, key: str | None) -> Any:
@@ -121,6 +126,54 @@ class MessageBus:
         """Cancel a message or job."""
         here = self._acting()
         return await (here.job_sender if is_job(message) else here.calling.persisted).cancel(message)
+
+    async def start(
+        self, workflow: object, payload: object, id: str, *, via: object, options: StartOptions
+    ) -> WorkflowHandle[Any]:
+        """Start a run, in a commit of its own, with that of the current work, or with a user's."""
+        is_elsewhere = self._participant.is_elsewhere()
+        if options.again and (via is not None or (not is_elsewhere and transaction_here() is not None)):
+            raise RuntimeError(
+                "start_workflow(…, again=True) is a commit of its own: call it outside of the transaction"
+            )
+        kind = self._program.workflows.of(workflow)
+        if isinstance(via, TransactionBlock):  # it is that of `transaction_here`
+            via.require_here()
+        elif via is not None:
+            await self._outbox().start(kind, payload, id, via, options=options)
+            return self.workflow_handle(workflow, id)
+        transaction = None if is_elsewhere else transaction_here()
+        if transaction is None:
+            started = await self.start_run(workflow, payload, id, options=options)
+            return self.workflow_handle(workflow, id, life=started.row.life)
+        from coterie.workflows.api import start_within
+
+        await start_within(transaction, self._acting(), kind, payload, id, options=options)
+        return self.workflow_handle(workflow, id)
+
+    def workflow_handle(self, workflow: object, id: str, *, life: int | None = None) -> WorkflowHandle[Any]:
+        """The handle of a run, whether the run exists or not."""
+        from coterie.workflows.api import handle_of
+
+        participant = self._participant
+        return handle_of(self._program.workflows.of(workflow), id, participant.acting, participant.writing, life=life)
+
+    async def start_run(
+        self,
+        workflow: object,
+        payload: object,
+        id: str,
+        *,
+        parent: str | None = None,
+        waited_as: str = "",
+        options: StartOptions = AT_ONCE,
+    ) -> UnitStartResult:
+        """Store a run in a commit of its own."""
+        from coterie.workflows.api import start  # only programs that have workflows load them
+
+        here = self._participant.writing("cluster.start_workflow")
+        kind = self._program.workflows.of(workflow)
+        return await start(here, kind, payload, id, parent=parent, waited_as=waited_as, options=options)
 
     async def _send_via(
         self, taken: Sequence[Sendable[Any]], via: object, *, at: datetime | None, delay_s: float, priority: int | None

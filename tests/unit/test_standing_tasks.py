@@ -60,8 +60,8 @@ _ASKED = "ends with what it was asked for; the next one who asks starts another"
 _TIMER_ONCE = "rings once"
 
 NOT_STANDING = {
-    "cli/commands/bench.py::_taken": _COMMAND,
-    "cli/commands/bench.py::_elsewhere": _COMMAND,
+    "cli/bench/__init__.py::_taken": _COMMAND,
+    "cli/bench/__init__.py::_elsewhere": _COMMAND,
     "cli/demo/load.py::DepositLoad.start": _COMMAND,
     "cli/demo/runners.py::DemoRunner.start": _COMMAND,
     "cli/progress.py::ProgressLine.ticking": _COMMAND,

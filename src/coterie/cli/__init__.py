@@ -47,7 +47,7 @@ COMMANDS = {
 }
 """Commands with a line of help; `coterie.cli.commands.<name>` holds each as `command`, except those in `_MODULES`."""
 
-_MODULES = {"run": "coterie.cli.run.command", "demo": "coterie.cli.demo"}
+_MODULES = {"run": "coterie.cli.run.command", "demo": "coterie.cli.demo", "bench": "coterie.cli.bench"}
 
 
 class _Lazy(click.Group):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from coterie import Cluster
-from coterie.cli.commands.bench import NAME, SCENARIOS, TOGETHER
+from coterie.cli.bench import NAME, SCENARIOS, TOGETHER
 from coterie.storage.contracts.messages import MessageFilter
 from tests.unit.cli.command_runner import coterie, require_golden, transcript
 

@@ -16,9 +16,10 @@ from coterie.cli import COMMANDS, cli
 from coterie.observe.jobs.filter import JOB_QUALIFIERS, JOB_WORDS
 from coterie.observe.message_filter import QUALIFIERS, STATES
 from tests.unit.cli.command_runner import Said
+from tests.unit.cli.stored_cluster import delivery
 from tests.unit.cli.test_completion import commands
 from tests.unit.cli.test_schedules import put
-from tests.unit.cli.test_workflows import started
+from tests.unit.cli.test_workflows import started, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,10 @@ def prepare(stored: Stored, args: list[str]) -> None:
         stored.dead("alice", "slow")
     if "retry" in args and "--filter" in args:
         stored.dead("vera", "slow")
+    if "published" in args:
+        started(stored, "order-9", delivery, "failed", "order-9")
+    if "fork" in args:
+        until(stored, "order-9", "failed")
 
 
 def completion(args: list[str]) -> Said:

@@ -34,12 +34,12 @@ def command(script: bool, url: str | None) -> int:
       coterie demo --url postgresql://app@db.internal/app
     """
     from coterie.cli.client import refuse
-    from coterie.cli.demo.cluster_view import Stuck
+    from coterie.cli.demo.cluster_view import DemoFailed
     from coterie.cli.demo.demo import demo
 
     try:
         return asyncio.run(demo(url, script=script or not sys.stdin.isatty()))
-    except Stuck as error:
+    except DemoFailed as error:
         refuse(str(error), hint="this should not happen; coterie doctor looks at the machine")
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM

@@ -89,10 +89,10 @@ class DemoView:
                         return found
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
-            raise Stuck(f"after {self._patience_s:.0f}s it is still not so that {what}") from None
+            raise DemoFailed(f"after {self._patience_s:.0f}s it is still not so that {what}") from None
 
 
-class Stuck(Exception):
+class DemoFailed(Exception):
     """The demo cannot continue: something that is promised did not happen."""
 
 

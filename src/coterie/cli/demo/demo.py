@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.cli.demo.actions import ACTS, deploy, freeze, kill
-from coterie.cli.demo.cluster_view import IMPORTER, DemoView, Stuck
+from coterie.cli.demo.cluster_view import IMPORTER, DemoFailed, DemoView
 from coterie.cli.demo.load import ACCOUNTS, DepositCount, DepositLoad
 from coterie.cli.demo.program import Account
 from coterie.cli.demo.runners import NAME, DemoRunner
@@ -197,7 +197,7 @@ async def _obey(demo: Demo) -> list[DepositCount]:
             echo(key)
             try:
                 counts.append(await ACTS[key](demo))
-            except Stuck as error:
+            except DemoFailed as error:
                 demo.log(f"{demo.screen.glyph('bad')} {error}")
                 demo.is_stuck = True
     echo("q")

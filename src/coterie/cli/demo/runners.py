@@ -9,7 +9,7 @@ import tempfile
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from coterie.cli.demo.cluster_view import Stuck
+from coterie.cli.demo.cluster_view import DemoFailed
 from coterie.cli.run.worker import Worker, ending
 from coterie.kernel.service import Tasks
 from coterie.testing.proxy import Proxy, free_port
@@ -56,7 +56,7 @@ class DemoRunner:
         """Start or restart it; return when it has joined.
 
         Raises:
-            Stuck: It exited instead; with the end of its output.
+            DemoFailed: It exited instead; with the end of its output.
         """
         self._joined.clear()
         self._network.heal()
@@ -64,7 +64,7 @@ class DemoRunner:
         joining = self._tasks.spawn(self._joined.wait(), name="joining", report=False)
         await asyncio.wait([self._life, joining], return_when=asyncio.FIRST_COMPLETED)  # noqa: TID251 either will do
         if not self._joined.is_set():
-            raise Stuck(f"{self.name} {ending(self._life.result())} before it had joined:\n{self.tail()}")
+            raise DemoFailed(f"{self.name} {ending(self._life.result())} before it had joined:\n{self.tail()}")
 
     async def kill(self) -> None:
         """End it by SIGKILL."""

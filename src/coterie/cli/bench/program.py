@@ -1,5 +1,5 @@
 """The program of the other process of `coterie bench`. Its database is that of COTERIE_URL."""
 
-from coterie.cli.commands.bench import program
+from coterie.cli.bench import program
 
 cluster = program()

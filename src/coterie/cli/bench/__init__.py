@@ -170,9 +170,7 @@ async def _here(url: str) -> AsyncIterator[Cluster]:
 @asynccontextmanager
 async def _elsewhere(url: str) -> AsyncIterator[Cluster]:
     """A runner in another process, and this one as its client."""
-    worker = Worker(
-        "coterie.cli.commands.bench_program:cluster", number=1, on_event=lambda _: None, env={"COTERIE_URL": url}
-    )
+    worker = Worker("coterie.cli.bench.program:cluster", number=1, on_event=lambda _: None, env={"COTERIE_URL": url})
     tasks = Tasks("bench")
     living = tasks.spawn(worker.live(), name="the other process")
     try:
