@@ -59,10 +59,10 @@ def _discard_is_retried() -> AbstractContextManager[Any]:
 
 
 def _unless_is_ignored() -> AbstractContextManager[Any]:
-    def is_retried(self: Retry, error: BaseException | None) -> bool:
-        return self.on is None or error is None or isinstance(error, self.on)
+    def retries(self: Retry, error: BaseException | None) -> bool:
+        return self.on is None or not isinstance(error, Exception) or isinstance(error, self.on)
 
-    return patch.object(Retry, "_is_retried", is_retried)
+    return patch.object(Retry, "retries", retries)
 
 
 def _policy_of_the_rpc_is_ignored() -> AbstractContextManager[Any]:

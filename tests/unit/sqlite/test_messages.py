@@ -97,6 +97,7 @@ BY_ID = {
 }
 BY_OTHERS = {
     "find": ["INDEX messages_key (cluster=? AND entity_type=? AND entity_id=? AND method=? AND key=?)"],
+    "paused": ["SEARCH pauses USING PRIMARY KEY (cluster=? AND kind=?)"],
     "due": ["COVERING INDEX messages_pending (cluster=? AND seat=? AND (due_at_ns,id)>(?,?) AND due_at_ns<?)"],
     "backlog": [
         "COVERING INDEX messages_pending (cluster=?)",
