@@ -65,7 +65,11 @@ def _two_winners() -> AbstractContextManager[Any]:
 
 
 def _nobody_woken() -> AbstractContextManager[Any]:
-    return _swapped("wake", "iif(status = 'suspended', 'running', status), wake_at_ns = null", "status")
+    return _swapped(
+        "wake",
+        "iif(status = 'suspended' and starts_at_ns is null, 'running', status), wake_at_ns = starts_at_ns",
+        "status",
+    )
 
 
 def _parent_not_told() -> AbstractContextManager[Any]:

@@ -113,7 +113,13 @@ class Program:
             await workflow.sleep("2s", name="wait")
             return await workflow.step("ship", lambda: _shipped(order))
 
-        self.account, self.shipping = Account, shipping
+        self.cluster.queue("copies", concurrency=2)
+
+        @self.cluster.task(queue="copies")
+        async def copying(what: str) -> str:
+            return f"{what} is copied"
+
+        self.account, self.shipping, self.copying = Account, shipping, copying
 
     async def require_progress(self, what: str) -> None:
         """Everything goes on."""
@@ -122,6 +128,7 @@ class Program:
             await self.touch(f"{what}{number}")
         await self.cluster.send(self.cluster.ref(self.account, "a").post(f"{what} later"), delay="3s")
         handle = await self.cluster.start_workflow(self.shipping, what, id=what)
+        assert await self.cluster.call(self.copying.job(what), timeout="60s") == f"{what} is copied"
         async with asyncio.timeout(60):
             assert await handle.result() == f"{what} shipped"
             while not (self.ticks > ticks + 2 and self.led > led + 2 and f"{what} later" in self.posted):
@@ -152,7 +159,9 @@ async def test_each_standing_task_goes_on_after_an_error_of_each_kind(error: str
         await program.cluster.start_workflow(program.shipping, "meanwhile", id="meanwhile")
         await program.cluster.singletons.resign("counting")
         sim.runners[1].freeze()  # it is evicted, and lives again
-        await sim.advance("20s")
+        for number in range(10):
+            await program.cluster.send(program.copying.job(f"meanwhile {number}"))
+            await sim.advance("2s")
         sim.runners[1].thaw()
         await sim.wait_until(lambda: strikes.went_on >= HERE, within="200s")
         counts = {name: metrics.TASK_FAILURES.of(name).value - counted[name] for name in HERE}
