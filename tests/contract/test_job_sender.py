@@ -526,7 +526,7 @@ async def test_queues_are_paused_and_limited_at_run_time(cluster: Cluster) -> No
         assert await queues.resume("mails") is False
 
         changed = await queues.limits("mails", rate="5/m", concurrency=None)
-        assert (changed.concurrency, changed.rate, changed.burst, changed.is_set) == (None, 5 / 60, 1.0, True)
+        assert (changed.concurrency, changed.rate, changed.burst, changed.is_set) == (None, 5 / 60, 1 + 0.5 / 60, True)
         changed = await queues.limits("mails", burst=7, partition_concurrency=1)
         assert (changed.rate, changed.burst, changed.partition_concurrency) == (5 / 60, 7.0, 1)
         await desk.define(concurrency=9)

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading  # noqa: TID251 the process has no loop: one thread reads while the other one runs a body
+from contextlib import suppress
 from contextvars import copy_context
 from importlib.machinery import SourceFileLoader
 from queue import SimpleQueue
@@ -65,7 +66,11 @@ class BodyRunner:
         _end_with_parent()
         threading.Thread(target=self._read, name="coterie-body-reader", daemon=True).start()
         while True:
-            self._send(self._ended(self._bodies.get()))
+            ended = self._ended(self._bodies.get())
+            for stream in (sys.stdout, sys.stderr):  # else what a body prints would wait for a full buffer
+                with suppress(OSError, ValueError):
+                    stream.flush()
+            self._send(ended)
 
     def _ended(self, body: RunBody) -> BodyEnded:
         """Run a body to its end."""
