@@ -108,16 +108,18 @@ class Program:
         async def ticking(tick: Tick) -> None:
             self.ticks += 1
 
-        @self.cluster.workflow
-        async def shipping(workflow: Workflow, order: str) -> str:
-            await workflow.sleep("2s", name="wait")
-            return await workflow.step("ship", lambda: _shipped(order))
-
         self.cluster.queue("copies", concurrency=2)
 
         @self.cluster.task(queue="copies")
         async def copying(what: str) -> str:
+            await asyncio.sleep(5)  # so that a run that waits for it is suspended
             return f"{what} is copied"
+
+        @self.cluster.workflow
+        async def shipping(workflow: Workflow, order: str) -> str:
+            await workflow.sleep("2s", name="wait")
+            await workflow.map(copying, [order], name="copies")
+            return await workflow.step("ship", lambda: _shipped(order))
 
         self.account, self.shipping, self.copying = Account, shipping, copying
 
@@ -181,7 +183,7 @@ async def test_each_standing_task_goes_on_after_an_error_of_each_kind(error: str
 
 
 def _holds_everything(sim: Simulation) -> bool:
-    return len(sim.runners[1].real.seats) == 6
+    return len(sim.runners[1].real.seats) == 7  # shards, singleton, cron, queue
 
 
 @pytest.mark.simulated(seeds=2)
