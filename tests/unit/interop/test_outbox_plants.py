@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from coterie import Cluster
+    from coterie.workflows.start_options import StartOptions
 
 __all__ = ["cluster", "database"]  # fixtures
 pytestmark = pytest.mark.postgres
@@ -59,9 +60,11 @@ def _stored_without_the_commit() -> Iterator[None]:
 
 @contextmanager
 def _run_started_without_the_commit() -> Iterator[None]:
-    async def wrong(self: TransactionalOutbox, kind: Any, payload: Any, id: str, via: object) -> None:
+    async def wrong(
+        self: TransactionalOutbox, kind: Any, payload: Any, id: str, via: object, *, options: StartOptions
+    ) -> None:
         here = self._acting()
-        await here.storage.units.start(new_unit(here, kind, payload, id))
+        await here.storage.units.start(options.of(new_unit(here, kind, payload, id)))
 
     with patch.object(TransactionalOutbox, "start", wrong):
         yield

@@ -127,6 +127,7 @@ FEW = {
     "units_due": ["seat ", "wake_at "],
     "units_timing_out": ["seat ", "times_out_at "],
     "units_next": ["seat "],
+    "units_stuck": ["seat "],
     "steps_pkey": ["unit "],
     "steps_maps": [],
     "jobs_key": ["task ", "key "],

@@ -222,6 +222,8 @@ async def test_nothing_is_left_of_what_is_purged(storage: SqliteStorage, clock: 
 
 
 SCANNED = {"asked", "said", "json_each"}
+WHOLE = {"after_jobs": ["SEARCH s USING INDEX steps_maps (cluster=?)"]}
+"""Walks along partial indexes which have only what is asked for: the open maps."""
 
 
 @pytest.mark.parametrize("analysed", [False, True])
@@ -240,7 +242,7 @@ async def test_statements_find_their_rows_by_keys(storage: SqliteStorage, name: 
     walks = [each for each in steps if each.startswith("SCAN") and not each.startswith(("SCAN (sub", "SCAN CONST"))]
     assert all(each.split()[1] in SCANNED or "VALUES" in each for each in walks), steps
     if name != "list":
-        assert [each for each in steps if each.endswith("(cluster=?)")] == [], steps
+        assert [each for each in steps if each.endswith("(cluster=?)")] == WHOLE.get(name, []), steps
     assert not any("TEMP B-TREE FOR ORDER BY" in each for each in steps) or name in ("taken", "list_tagged"), steps
 
 

@@ -196,7 +196,7 @@ where s.cluster = :cluster and s.kind = 'map' and not s.done
                 and j.state in (5, 7)
         )
     )
-order by u.unit;
+order by s.unit;
 
 -- name: taken
 -- Of each seat the oldest workflows that are to be run.
