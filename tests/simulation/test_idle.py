@@ -137,7 +137,7 @@ async def test_what_becomes_due_in_idle_time_happens_in_its_time() -> None:
     simulations.clear()
 
 
-@pytest.mark.simulated(seeds=2)
+@pytest.mark.simulated(seeds=12)
 async def test_runs_that_sleep_for_months_wake_in_time_and_cost_next_to_nothing() -> None:
     cluster = Cluster("sqlite://", shards=6)
     woken: list[tuple[str, timedelta]] = []

@@ -35,7 +35,8 @@ _LEAST_NS: Final = 15_000_000_000
 """A shorter jump is not worth it."""
 _BEFORE_NS: Final = 5_000_000_000
 """How long before the next timer the routine resumes, so that the timer fires in a cluster at work."""
-_LOOK_NS: Final = 5_000_000_000
+_LOOK_NS: Final = 4_830_000_000
+"""Between looks. No multiple of a second: each look could meet a renewal of a lease that is under way, for ever."""
 
 
 class IdleTime:
