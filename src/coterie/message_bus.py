@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MessageBus:
-    """Sends what a program gives to `cluster.send` and the like: persisted and volatile calls, and jobs.
+    """Sends what a program gives to `cluster.send` and the like: persisted and volatile calls, jobs, starts of runs.
 
     Args:
         program: Its entities and tasks.
